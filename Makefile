@@ -1,0 +1,40 @@
+# Every target first makes .venv, from nothing but python3, pip and make.
+PYTHON  ?= python3
+WORKERS ?= 2
+BIN     := .venv/bin
+READY   := .venv/.installed
+# One thread for each test worker: two workers that each start two threads fight for two cores.
+SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+PYTEST  := $(SINGLE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help train test test-all check bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+train: $(READY)  ## the recall check: which memories learn associative recall
+	$(BIN)/python benchmarks/recall.py
+
+test: $(READY)  ## the fast tests
+	$(PYTEST)
+
+test-all: $(READY)  ## the fast tests, the slow ones and those that compile
+	$(PYTEST) -m ""
+
+check: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## speed and memory, as ratios taken in one run
+	$(BIN)/python benchmarks/engine.py
+
+clean:  ## remove the environment and everything made by tools
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
