@@ -1,0 +1,22 @@
+"""Root-mean-square normalization."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, never in less than float32."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
