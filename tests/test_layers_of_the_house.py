@@ -1,6 +1,7 @@
 """Who may import whom.
 
-notation <- memory <- layers <- blocks <- model <- {data, training, tasks, evaluation, serving} <- cli
+notation <- memory <- layers <- blocks <- model
+         <- {data, training, tasks, evaluation, serving} <- cli
 """
 
 import ast
