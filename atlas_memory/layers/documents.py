@@ -6,19 +6,18 @@ right that never enters a state.
 """
 
 import torch
-from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
-Starts = Bool[Tensor, "b t"]
-Lengths = Int64[Tensor, " b"]
+Starts = Tensor  # bool [b, t]: a document begins at this token
+Lengths = Tensor  # int64 [b]: tokens of the row
 
 
-def document_ids(starts: Starts) -> Int64[Tensor, "b t"]:
+def document_ids(starts: Starts) -> Tensor:
     """Number the documents of a row; 0 is the one that the state belongs to."""
     return starts.long().cumsum(dim=1)
 
 
-def positions(begin: Int64[Tensor, " b"], time: int, starts: Starts | None) -> Int64[Tensor, "b t"]:
+def positions(begin: Tensor, time: int, starts: Starts | None) -> Tensor:
     """Position of every token in its own document, the row's first token standing at `begin`."""
     index = torch.arange(time, device=begin.device)
     counted = begin[:, None] + index
@@ -29,8 +28,8 @@ def positions(begin: Int64[Tensor, " b"], time: int, starts: Starts | None) -> I
 
 
 def next_position(
-    begin: Int64[Tensor, " b"], time: int, starts: Starts | None, lengths: Lengths | None
-) -> Int64[Tensor, " b"]:
+    begin: Tensor, time: int, starts: Starts | None, lengths: Lengths | None
+) -> Tensor:
     """Position of the token that would follow the last one of each row."""
     if time == 0:
         return begin
@@ -42,19 +41,17 @@ def next_position(
     return torch.cat([begin[:, None], following], dim=1).gather(1, lengths[:, None])[:, 0]
 
 
-def valid_tokens(time: int, lengths: Lengths) -> Bool[Tensor, "b t"]:
+def valid_tokens(time: int, lengths: Lengths) -> Tensor:
     """True for the tokens of a ragged row, False for its padding."""
     return torch.arange(time, device=lengths.device) < lengths[:, None]
 
 
-def row_tail(
-    x: Shaped[Tensor, "b n d"], size: int, lengths: Lengths | None
-) -> Shaped[Tensor, "b s d"]:
-    """Each row's own last `size` entries, of rows whose last `lengths` of t are counted.
+def row_tail(x: Tensor, size: int, lengths: Lengths | None) -> Tensor:
+    """Each row's own last `size` entries.
 
-    `x` holds `size` older entries followed by t new ones, of which `lengths` are valid.
+    `x` holds `size` older entries followed by new ones, of which the first `lengths` are valid.
     """
     if lengths is None:
-        return x[:, x.shape[1] - size :]
+        return x[:, x.shape[1] - size :].clone()  # a view would keep all of x alive
     index = lengths[:, None] + torch.arange(size, device=x.device)
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
+    return torch.take_along_dim(x, index.view(*index.shape, *[1] * (x.ndim - 2)), dim=1)

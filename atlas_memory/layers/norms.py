@@ -1,7 +1,6 @@
 """Root-mean-square normalization."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -13,7 +12,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
-    def forward(self, x: Float[Tensor, "*b dim"]) -> Float[Tensor, "*b dim"]:
+    def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (wide * scale).to(x.dtype) * self.weight.to(x.dtype)

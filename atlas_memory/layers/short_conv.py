@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts, document_ids, row_tail
@@ -17,7 +16,7 @@ from atlas_memory.layers.state import LayerState
 class ConvState(LayerState):
     """The last size - 1 inputs of each row; zeros stand for inputs that do not exist."""
 
-    tail: Float[Tensor, "b s dim"]
+    tail: Tensor  # [b, s, dim]
 
 
 class ShortConv(nn.Module):
@@ -34,12 +33,12 @@ class ShortConv(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t dim"],
+        x: Tensor,  # [b, t, dim]
         state: ConvState | None = None,
         *,
         starts: Starts | None = None,
         lengths: Lengths | None = None,
-    ) -> tuple[Float[Tensor, "b t dim"], ConvState]:
+    ) -> tuple[Tensor, ConvState]:
         older = self.size - 1
         tail = x.new_zeros(x.shape[0], older, x.shape[2]) if state is None else state.tail
         inputs = torch.cat([tail.to(x.dtype), x], dim=1)
@@ -51,13 +50,13 @@ class ShortConv(nn.Module):
             last * self._of_last_document(document, lengths).to(x.dtype)
         )
 
-    def _convolve(self, inputs: Float[Tensor, "b n dim"]) -> Float[Tensor, "b t dim"]:
+    def _convolve(self, inputs: Tensor) -> Tensor:
         kernel = self.weight.flip(1)[:, None].to(inputs.dtype)
         bias = None if self.bias is None else self.bias.to(inputs.dtype)
         outputs = F.conv1d(inputs.transpose(1, 2), kernel, bias, groups=kernel.shape[0])
         return outputs.transpose(1, 2)
 
-    def _convolve_within(self, inputs: Tensor, document: Tensor) -> Float[Tensor, "b t dim"]:
+    def _convolve_within(self, inputs: Tensor, document: Tensor) -> Tensor:
         """The same, where an input of another document counts as zero."""
         time = inputs.shape[1] - self.size + 1
         weight = self.weight.to(inputs.dtype)
