@@ -1,0 +1,133 @@
+"""The combinations that the engine is tested over.
+
+The full product of all choices has thousands of rows. `GRID` holds every architecture with every
+bias and every optimizer, and turns feature maps, retentions and (chunk, window) beside them with
+periods that share no factor, so that neighbours meet in ever new pairs. `EXTRA` holds what only
+goes together with few others.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import atlas_memory as am
+
+ARCHITECTURES = (am.Matrix(), am.MLP(2), am.MLP(2, residual=False), am.GatedMLP(2))
+BIASES = (am.L2(), am.DotProduct(), am.Lp(3.0), am.Huber(0.4))
+OPTIMIZERS = (am.GradientDescent(), am.Momentum(), am.Muon(5), am.Muon(3, period=2))
+FEATURES = (am.Identity(), am.Polynomial(2), am.Elementwise(2), am.Sketch(2, 3), am.Identity())
+RETENTIONS = (
+    am.ScalarRetention(),
+    am.NoRetention(),
+    am.ScalarRetention(),
+    am.FixedRetention(),
+    am.SoftmaxRetention(),
+    am.ScalarRetention(),
+    am.LqRetention(4.0),
+)
+# Windows below, at and above the chunk; also a chunk of one token and one longer than the sequence.
+CHUNK_WINDOW = (
+    (4, 2),
+    (4, 4),
+    (4, 7),
+    (1, 1),
+    (1, 3),
+    (3, 1),
+    (5, 5),
+    (2, 6),
+    (16, 5),
+    (3, 4),
+    (6, 3),
+)
+
+GRID = tuple(
+    am.MemorySpec(
+        features=FEATURES[n % len(FEATURES)],
+        architecture=architecture,
+        bias=bias,
+        optimizer=optimizer,
+        retention=RETENTIONS[n % len(RETENTIONS)],
+        # A period longer than the chunk would never be reached.
+        chunk=max(CHUNK_WINDOW[n % len(CHUNK_WINDOW)][0], vars(optimizer).get("period", 1)),
+        window=CHUNK_WINDOW[n % len(CHUNK_WINDOW)][1],
+    )
+    for n, (architecture, bias, optimizer) in enumerate(
+        itertools.product(ARCHITECTURES, BIASES, OPTIMIZERS)
+    )
+)
+
+
+def matrix(**choices: object) -> am.MemorySpec:
+    given = {"features": am.Identity(), "architecture": am.Matrix(), "bias": am.L2()}
+    given |= {"optimizer": am.GradientDescent(), "retention": am.NoRetention()}
+    return am.MemorySpec(**{**given, "window": 1, "chunk": 1, **choices})  # type: ignore[arg-type]
+
+
+def kernel(features: am.Exponential, **choices: object) -> am.MemorySpec:
+    return matrix(features=features, **choices)
+
+
+BEFORE = am.ScalarRetention(before_gradient=True)
+
+EXTRA = (
+    # the decay before the gradient, for tokens taken one at a time
+    matrix(retention=BEFORE),
+    matrix(retention=BEFORE, optimizer=am.Momentum(), window=3),
+    matrix(retention=BEFORE, architecture=am.MLP(2), bias=am.Huber(0.4)),
+    # one decay for every input channel
+    matrix(retention=am.ChannelRetention()),
+    matrix(retention=am.ChannelRetention(), bias=am.DotProduct(), chunk=4, window=3),
+    matrix(retention=am.ChannelRetention(), optimizer=am.Momentum(), chunk=4, window=6),
+    matrix(retention=am.ChannelRetention(), features=am.Polynomial(2), chunk=3, window=2),
+    # the implicit step
+    matrix(optimizer=am.Implicit()),
+    matrix(optimizer=am.Implicit(), retention=am.ScalarRetention(), features=am.Polynomial(2)),
+    matrix(optimizer=am.Implicit(), retention=am.FixedRetention()),
+    # Memora and Moneta with every optimizer
+    matrix(retention=am.SoftmaxRetention(), optimizer=am.Momentum(), chunk=4, window=2),
+    matrix(retention=am.SoftmaxRetention(), optimizer=am.Muon(5), chunk=2, window=3),
+    matrix(retention=am.SoftmaxRetention(), architecture=am.GatedMLP(2), chunk=3),
+    matrix(
+        retention=am.LqRetention(2.5), optimizer=am.Momentum(), bias=am.Lp(4.0), chunk=4, window=5
+    ),
+    matrix(retention=am.LqRetention(4.0), optimizer=am.Muon(5), architecture=am.MLP(2), chunk=2),
+    # a third degree
+    matrix(features=am.Polynomial(3), optimizer=am.Muon(5), chunk=4, window=4),
+    # a period that does not divide the chunk, and one that equals it
+    matrix(optimizer=am.Muon(5, period=3), architecture=am.MLP(2), chunk=5, window=2),
+    matrix(optimizer=am.Muon(5, period=4), architecture=am.MLP(2), chunk=4, window=6),
+)
+
+KERNELS = (
+    kernel(am.Exponential(), bias=am.DotProduct(), chunk=4),
+    kernel(am.Exponential(normalize=False), bias=am.DotProduct(), chunk=4, window=3),
+    kernel(
+        am.Exponential(), optimizer=am.Momentum(), retention=am.ScalarRetention(), chunk=4, window=2
+    ),
+    kernel(am.Exponential(), retention=am.FixedRetention()),
+    kernel(am.Exponential(normalize=False), retention=am.ScalarRetention(), chunk=1, window=3),
+    kernel(am.Exponential(), architecture=am.MLP(2), bias=am.DotProduct(), chunk=4, window=6),
+    kernel(am.Exponential(), architecture=am.MLP(2), bias=am.Huber(0.4), chunk=1),
+    kernel(
+        am.Exponential(normalize=False),
+        architecture=am.MLP(2, residual=False),
+        optimizer=am.Momentum(),
+        retention=am.ScalarRetention(),
+        chunk=3,
+        window=3,
+    ),
+    kernel(
+        am.Exponential(),
+        architecture=am.GatedMLP(2),
+        optimizer=am.Momentum(),
+        retention=am.ScalarRetention(),
+        chunk=5,
+        window=4,
+    ),
+    kernel(am.Exponential(normalize=False), architecture=am.GatedMLP(2), bias=am.Lp(3.0), chunk=4),
+)
+
+ALL = GRID + EXTRA + KERNELS
+# A few of every kind, for the tests that run each of them many times.
+FEW = (GRID[1], GRID[7], GRID[18], GRID[28], GRID[46], GRID[63], EXTRA[1], EXTRA[3], EXTRA[5])
+FEW += (EXTRA[7], EXTRA[10], EXTRA[14], EXTRA[16], KERNELS[2], KERNELS[8])

@@ -1,0 +1,91 @@
+"""Feature maps: the kernels they promise."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import atlas_memory as am
+from tests.memory.cases import draw, inverse_factorials, package
+from tests.memory.grid import matrix
+
+
+def pairs(dim: int, count: int = 50) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, count, dim, generator=generator, dtype=torch.float64)
+    return q, k
+
+
+def kernel_of(features: am.Polynomial, dim: int, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = pairs(dim)
+    products = (features(q, coefficients) * features(k, coefficients)).sum(-1)
+    return products, (q * k).sum(-1)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 6])
+@pytest.mark.parametrize("degree", [1, 2, 3, 5])
+def test_polynomial_kernel_identity(degree: int, dim: int) -> None:
+    """phi(q).phi(k) = sum_i a_i (q.k)^i, for any positive a_i."""
+    generator = torch.Generator().manual_seed(1)
+    a = torch.rand(degree + 1, generator=generator, dtype=torch.float64) + 0.1
+    product, dot = kernel_of(am.Polynomial(degree), dim, a)
+    torch.testing.assert_close(product, sum(a[i] * dot**i for i in range(degree + 1)))
+
+
+def test_polynomial_has_every_monomial_once() -> None:
+    for dim, degree in ((4, 2), (5, 3), (1, 4)):
+        assert am.Polynomial(degree).dim(dim) == math.comb(dim + degree, degree)
+        x = torch.ones(1, dim, dtype=torch.float64)
+        phi = am.Polynomial(degree)(x, inverse_factorials(degree))
+        assert phi.shape == (1, am.Polynomial(degree).dim(dim))
+
+
+def test_coefficients_start_as_the_taylor_series() -> None:
+    """Without `coefficients=`, memorize uses a_i = 1/i!."""
+    spec = matrix(features=am.Polynomial(3))
+    problem = draw(spec, 6)
+    given = package(problem, spec, "recurrent")[0]
+    plain = package(replace(problem, coefficients=None), spec, "recurrent")[0]
+    taylor = package(replace(problem, coefficients=inverse_factorials(3)), spec, "recurrent")[0]
+    torch.testing.assert_close(plain, taylor, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(plain, given)
+
+
+def test_polynomial_approaches_the_exponential() -> None:
+    product, dot = kernel_of(am.Polynomial(14), 2, inverse_factorials(14))
+    near = dot.abs() < 1
+    torch.testing.assert_close(product[near], dot[near].exp(), rtol=1e-10, atol=1e-10)
+
+
+def test_elementwise_kernel_identity() -> None:
+    """phi(q).phi(k) = sum_i a_i sum_j (q_j k_j)^i."""
+    features = am.Elementwise(3)
+    q, k = pairs(5)
+    a = features.constants(5)
+    product = (features(q, a) * features(k, a)).sum(-1)
+    expected = sum(a[i] * ((q * k) ** i).sum(-1) for i in range(1, 4))
+    torch.testing.assert_close(product, expected)
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_sketch_is_a_kernel_near_the_power(degree: int) -> None:
+    """Never negative, and unbiased up to its variance: averaged over sketches, close to (q.k)^p."""
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in pairs(3, 30))
+    products = []
+    for seed in range(200):
+        features = am.Sketch(degree, 24, seed=seed)
+        G = features.constants(3)
+        products.append((features(q, G) * features(k, G)).sum(-1))
+    assert min(p.min() for p in products) >= -1e-12
+    power = (q * k).sum(-1) ** degree
+    spread = torch.stack(products).mean(0) - power
+    assert spread.abs().max() < 0.1 if degree == 2 else spread.abs().mean() < 0.5
+
+
+def test_sketch_is_reproducible() -> None:
+    torch.testing.assert_close(
+        am.Sketch(2, 4).constants(5), am.Sketch(2, 4).constants(5), rtol=0, atol=0
+    )
+    assert not torch.equal(am.Sketch(2, 4, seed=1).constants(5), am.Sketch(2, 4).constants(5))
