@@ -50,7 +50,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(dim, dim, bias=False)
         self.conv = ShortConv(3 * dim, conv) if conv else None
         shape = (2, persistent, heads, dim // heads)
-        self.persistent = nn.Parameter(torch.randn(shape)) if persistent else None
+        self.persistent = nn.Parameter(torch.empty(shape)) if persistent else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.persistent is not None:
+            nn.init.normal_(self.persistent)
 
     def forward(
         self,

@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class State(Protocol):
-    """A carried state; a tensor's own `detach` and `to`, and rows that can be picked."""
+    """What a model asks of a carried state; the rows are those of the batch."""
 
     def detach(self) -> Self: ...
 
-    def to(self, *args: Any) -> Self: ...
+    def to(self, device: torch.device | str) -> Self: ...
 
     def select(self, rows: Tensor) -> Self: ...
 
@@ -30,9 +30,8 @@ class LayerState:
     def detach(self) -> Self:
         return self._map(lambda part: part.detach())
 
-    def to(self, *args: Any) -> Self:
-        """Move to a device, or to a floating dtype; integers and booleans keep their dtype."""
-        return self._map(lambda part: _to(part, args))
+    def to(self, device: torch.device | str) -> Self:
+        return self._map(lambda part: part.to(device))
 
     def select(self, rows: Tensor) -> Self:
         """The rows `rows` of the batch, in that order; a row may come twice or not at all."""
@@ -57,13 +56,6 @@ def _apply(change: Callable[[Any], Any], part: Any) -> Any:
     if isinstance(part, tuple):
         return tuple(_apply(change, item) for item in part)
     return change(part)
-
-
-def _to(part: Any, args: tuple[Any, ...]) -> Any:
-    if isinstance(part, Tensor) and not part.is_floating_point():
-        args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))
-        return part.to(*args) if args else part
-    return part.to(*args)
 
 
 def _num_bytes(part: Any) -> int:
