@@ -1,0 +1,118 @@
+"""A user's mistake gets one sentence: the offending value, and what would be right."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from atlas_memory.memory.omega import Gates
+from atlas_memory.memory.retention import ChannelRetention, FixedRetention, NoRetention
+from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.state import MemoryState, Tensors
+
+
+def check_inputs(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gates: Gates,
+    weights: Tensors,
+    spec: MemorySpec,
+    rows: tuple[Tensor | None, Tensor | None],
+) -> None:
+    q, k, v = qkv
+    if k.dim() != 4 or q.shape != k.shape or v.shape[:3] != k.shape[:3]:
+        shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        raise ValueError(f"{shapes}: memorize needs q, k [b, h, t, dk] and v [b, h, t, dv]")
+    if spec.architecture.residual and k.shape[-1] != v.shape[-1]:
+        raise ValueError(
+            f"dk={k.shape[-1]} and dv={v.shape[-1]}: {type(spec.architecture).__name__}(residual="
+            "True) adds the key to the answer and needs dk = dv; use residual=False"
+        )
+    _check_weights(weights, spec, k, v)
+    _check_gates(gates, spec, k)
+    _check_rows(*rows, k)
+
+
+def check_form(form: str, forms: Sequence[str]) -> None:
+    if form not in forms:
+        raise ValueError(f"form={form!r}: choose one of {', '.join(forms)}")
+
+
+def check_constants(spec: MemorySpec, constants: Tensor | None, k: Tensor) -> None:
+    expected = spec.features.constants(k.shape[-1])
+    if constants is None:
+        return
+    if expected is None:
+        raise ValueError(f"coefficients were given, but {spec.features!r} has none")
+    shapes = [list(expected.shape), [k.shape[1], *expected.shape]]
+    if list(constants.shape) not in shapes:
+        raise ValueError(
+            f"coefficients {list(constants.shape)}: {spec.features!r} needs {shapes[0]} or, one set "
+            f"per head, {shapes[1]}"
+        )
+
+
+def _check_weights(weights: Tensors, spec: MemorySpec, k: Tensor, v: Tensor) -> None:
+    (b, h, _, dk), dv = k.shape, v.shape[-1]
+    shapes = spec.architecture.shapes(spec.features.dim(dk), dv)
+    right = [f"[{h}, {out}, {inner}]" for out, inner in shapes]
+    given = [list(w.shape) for w in weights]
+    fits = len(given) == len(shapes) and all(
+        w in ([h, *shape], [b, h, *shape]) for w, shape in zip(given, shapes, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"weights {given}: {spec.architecture!r} with {spec.features!r}, dk={dk}, dv={dv} needs "
+            f"{', '.join(right)} (or with the batch of {b} in front)"
+        )
+
+
+def _check_gates(gates: Gates, spec: MemorySpec, k: Tensor) -> None:
+    b, h, t, dk = k.shape
+    alpha: list[int] = [b, h, t]
+    if isinstance(spec.retention, FixedRetention):
+        alpha = [h]
+    elif isinstance(spec.retention, ChannelRetention):
+        alpha = [b, h, t, spec.features.dim(dk)]
+    if isinstance(spec.retention, NoRetention) and gates.alpha is not None:
+        raise ValueError(
+            f"alpha {list(gates.alpha.shape)}: NoRetention() keeps everything, alpha must be None"
+        )
+    right = {"alpha": alpha, "eta": [b, h, t], "theta": [b, h, t], "gamma": [b, h, t, spec.window]}
+    for (name, shape), gate in zip(right.items(), gates.tensors(), strict=True):
+        if gate is not None and list(gate.shape) != shape:
+            why = f" (window={spec.window})" if name == "gamma" else ""
+            raise ValueError(
+                f"{name} {list(gate.shape)}: {type(spec.retention).__name__ if name == 'alpha' else 'memorize'}"
+                f" needs {shape}{why}"
+            )
+
+
+def _check_rows(starts: Tensor | None, lengths: Tensor | None, k: Tensor) -> None:
+    b, _, t, _ = k.shape
+    if starts is not None and list(starts.shape) != [b, t]:
+        raise ValueError(f"starts {list(starts.shape)}: memorize needs bool [b, t] = [{b}, {t}]")
+    if lengths is not None and (list(lengths.shape) != [b] or bool((lengths > t).any())):
+        raise ValueError(f"lengths {lengths.tolist()}: one per row of {b}, each at most t={t}")
+
+
+def check_state(
+    state: MemoryState, spec: MemorySpec, initial: Tensors, k: Tensor, v: Tensor
+) -> None:
+    if state.spec != spec:
+        ours, theirs = spec.to_dict(), state.spec.to_dict()
+        name = next(n for n in ours if ours[n] != theirs[n])
+        raise ValueError(
+            f"the state was made with {name}={theirs[name]}, this call has {name}={ours[name]}; "
+            "continue it with the spec that made it"
+        )
+    made = [list(x.shape) for x in (*state.start, state.keys[:, :, 0:0], state.values[:, :, 0:0])]
+    here = [list(x.shape) for x in (*initial, k[:, :, 0:0], v[:, :, 0:0])]
+    if made != here:
+        raise ValueError(
+            f"the state holds {made[:-2]} for {made[-2][0]} rows and {made[-2][1]} heads, this call "
+            f"needs {here[:-2]}; select the rows, or start from state=None"
+        )
+    if state.start[0].dtype != initial[0].dtype:
+        raise ValueError(
+            f"the state is {state.start[0].dtype}, this call computes in {initial[0].dtype}; "
+            "convert one of them"
+        )

@@ -1,0 +1,138 @@
+"""The chunkwise form: the recurrent one, parallel inside a chunk.   [Atlas Eq. 16, 34-37, 41]
+
+Every inner gradient is rank one, u_i = d_i (x) x_i, so no weight matrix per token is ever made:
+
+    W_t x = A_t W'x + B_t S'x - sum_i C[t, i] (x_i . x) d_i
+
+three small matrix products per matrix of the memory, shaped like attention over the chunk's pairs.
+`docs/chunkwise.md` derives it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atlas_memory.memory.architectures import RankOne, plain
+from atlas_memory.memory.omega import band, carried, decay
+from atlas_memory.memory.optimizers import Momentum
+from atlas_memory.memory.retention import ChannelRetention, ScalarRetention
+from atlas_memory.memory.scan import Body, Tensors
+from atlas_memory.memory.spec import MemorySpec
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What a chunk of m tokens and n pairs adds up to; names as in `omega.py`.
+
+    A [g, m, 1] or [g, m, D], C [g, m, n] or [g, m, n, D] for ChannelRetention. B, T (Theta)
+    [g, m, 1] and P [g, m, n] only where the rule has momentum.
+    """
+
+    A: Tensor
+    C: Tensor
+    B: Tensor | None = None
+    T: Tensor | None = None
+    P: Tensor | None = None
+
+
+def coefficients(spec: MemorySpec, alpha: Tensor, steps: Tensor, theta: Tensor) -> Coefficients:
+    """From alpha [g, m(, D)], theta [g, m] and the banded steps eta * gamma [g, m, n]."""
+    channel = isinstance(spec.retention, ChannelRetention)
+    A = carried(alpha) if channel else carried(alpha)[..., None]
+    T = P = B = None
+    written = steps
+    if isinstance(spec.optimizer, Momentum):
+        T = carried(theta)[..., None]
+        written = P = decay(theta) @ steps
+    if channel:
+        D_alpha = decay(alpha.mT)
+        C = torch.einsum("gdts,gsn->gtnd", D_alpha, written)
+        B = None if T is None else torch.einsum("gdts,gs->gtd", D_alpha, T[..., 0])
+    else:
+        D_alpha = decay(alpha)
+        C = D_alpha @ written
+        B = None if T is None else D_alpha @ T
+    return Coefficients(A, C, B, T, P)
+
+
+@dataclass(frozen=True)
+class PairSum:
+    """x -> W_t x at every token of the chunk, without W_t."""
+
+    W: Tensor
+    S: Tensor | None
+    pairs: RankOne
+    coefficients: Coefficients
+
+    def __call__(self, x: Tensor) -> Tensor:
+        d, written = self.pairs
+        c = self.coefficients
+        z = self._carried(x)
+        if c.C.dim() == 4:
+            return z - torch.einsum("gtd,gtnd,gnd->gtn", x, c.C, written) @ d
+        return torch.baddbmm(z, c.C * torch.bmm(x, written.mT), d, alpha=-1)
+
+    def _carried(self, x: Tensor) -> Tensor:
+        """A_t W'x + B_t S'x, scaling whichever of input and output is smaller."""
+        A, B = self.coefficients.A, self.coefficients.B
+        if A.shape[-1] > 1 or self.W.shape[-1] <= self.W.shape[-2]:
+            z = torch.bmm(A * x, self.W.mT)
+            return z if self.S is None or B is None else torch.baddbmm(z, B * x, self.S.mT)
+        z = A * torch.bmm(x, self.W.mT)
+        return z if self.S is None or B is None else torch.addcmul(z, B, torch.bmm(x, self.S.mT))
+
+    def end(self) -> Tensor:
+        """W behind the chunk's last token."""
+        d, written = self.pairs
+        c = self.coefficients
+        C, A = c.C[:, -1], c.A[:, -1:]
+        scaled = (C if C.dim() == 3 else C[..., None]) * written
+        W = torch.baddbmm(A * self.W, d.mT, scaled, alpha=-1)
+        return W if self.S is None or c.B is None else torch.addcmul(W, c.B[:, -1:], self.S)
+
+    def end_momentum(self) -> Tensor:
+        d, written = self.pairs
+        c = self.coefficients
+        assert self.S is not None and c.T is not None and c.P is not None
+        return torch.baddbmm(c.T[:, -1:] * self.S, d.mT, c.P[:, -1, :, None] * written, alpha=-1)
+
+
+def gradients(
+    spec: MemorySpec, W: Tensors, phi_k: Tensor, k: Tensor, v: Tensor
+) -> tuple[RankOne, ...]:
+    """The rank-one inner gradients (d, x) of all pairs and all matrices, at the weights W."""
+    y, tape = spec.architecture.forward([plain(w) for w in W], phi_k, k)
+    pairs = spec.architecture.backward(W, tape, spec.bias.surprise(y, v))
+    if spec.stop_gradient:
+        return tuple((d.detach(), x.detach()) for d, x in pairs)
+    return pairs
+
+
+def gradient_point(spec: MemorySpec, L: Tensors, alpha: Tensor) -> Tensors:
+    """The weights at which a chunk's gradients are taken."""
+    if isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient:
+        return tuple(alpha[:, :1, None] * l for l in L)
+    return tuple(spec.retention.weights(l) for l in L)
+
+
+def pair_body(spec: MemorySpec) -> Body:
+    """One chunk of a rule whose weights are a sum over pairs (no Newton-Schulz, no map)."""
+
+    def body(
+        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        q, k, v, alpha, eta, theta, gamma = streams
+        half = len(state) // 2 if spec.optimizer.momentum else len(state)
+        L, S = state[:half], state[half:]
+        constants = shared[0] if shared else None
+        phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
+        pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
+        c = coefficients(spec, alpha, band(eta[..., None] * gamma), theta)
+        momenta = S or (None,) * half
+        maps = [PairSum(w, s, p, c) for w, s, p in zip(L, momenta, pairs, strict=True)]
+        y, _ = spec.architecture.forward(maps, phi_q, q)
+        after = tuple(m.end() for m in maps)
+        return y, after + tuple(m.end_momentum() for m in maps if m.S is not None)
+
+    return body

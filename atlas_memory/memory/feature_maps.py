@@ -1,0 +1,190 @@
+"""Feature maps phi of keys and queries: how much a memory can hold.   [Atlas Sec. 3.1]"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations_with_replacement
+from math import comb, factorial, sqrt
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class FeatureMap(Protocol):
+    """A map R^dk -> R^D. `constants` are what it multiplies with: learnable, or random and fixed."""
+
+    def dim(self, dk: int) -> int: ...
+    def constants(self, dk: int) -> Tensor | None: ...
+    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Identity:
+    """phi(x) = x."""
+
+    def dim(self, dk: int) -> int:
+        return dk
+
+    def constants(self, dk: int) -> Tensor | None:
+        return None
+
+    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
+        return x
+
+
+@lru_cache(maxsize=64)
+def _monomials(dk: int, degree: int) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
+    """For every degree i >= 1: (parent of degree i-1, last variable, sqrt of the multinomial)."""
+    rows: dict[tuple[int, ...], int] = {(): 0}
+    tables = []
+    for i in range(1, degree + 1):
+        names = list(combinations_with_replacement(range(dk), i))
+        counts = [factorial(i) / _repeats(name) for name in names]
+        parent = torch.tensor([rows[name[:-1]] for name in names])
+        last = torch.tensor([name[-1] for name in names])
+        tables.append((parent, last, torch.tensor(counts, dtype=torch.float64).sqrt()))
+        rows = {name: row for row, name in enumerate(names)}
+    return tuple(tables)
+
+
+def _repeats(name: tuple[int, ...]) -> int:
+    """beta! of the exponent vector beta that a sorted tuple of variables stands for."""
+    product = 1
+    for variable in set(name):
+        product *= factorial(name.count(variable))
+    return product
+
+
+def _require_degree(degree: int) -> None:
+    if degree < 1:
+        raise ValueError(f"degree={degree}: a polynomial feature map needs a degree of at least 1")
+
+
+def _scaled(constants: Tensor, i: int) -> Tensor:
+    """sqrt(a_i), shaped to multiply [..., t, D]."""
+    return constants[..., i].sqrt()[..., None, None]
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """All monomials of degree <= p, weighted so that the kernel is exact.   [Atlas Eq. 4, 5]
+
+        phi(q) . phi(k) = sum_{i=0..p} a_i (q . k)^i
+
+    a_i > 0, 1/i! unless `constants` says otherwise; D = binomial(dk + p, p).
+    """
+
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        _require_degree(self.degree)
+
+    def dim(self, dk: int) -> int:
+        return comb(dk + self.degree, self.degree)
+
+    def constants(self, dk: int) -> Tensor | None:
+        return torch.tensor([1 / factorial(i) for i in range(self.degree + 1)], dtype=torch.float64)
+
+    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
+        assert constants is not None
+        power = torch.ones_like(x[..., :1])
+        parts = [power * _scaled(constants, 0)]
+        for i, (parent, last, weight) in enumerate(_monomials(x.shape[-1], self.degree), start=1):
+            bare = power[..., parent.to(x.device)] * x[..., last.to(x.device)]
+            parts.append(bare * weight.to(x) * _scaled(constants, i))
+            power = bare
+        return torch.cat(parts, dim=-1)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Powers of every coordinate: phi(x) = (sqrt(a_1) x, sqrt(a_2) x^2, ..), D = p dk.
+
+    The cheap stand-in for Polynomial: phi(q) . phi(k) = sum_i a_i sum_j (q_j k_j)^i.
+    """
+
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        _require_degree(self.degree)
+
+    def dim(self, dk: int) -> int:
+        return self.degree * dk
+
+    def constants(self, dk: int) -> Tensor | None:
+        return Polynomial(self.degree).constants(dk)
+
+    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
+        assert constants is not None
+        powers = [x**i * _scaled(constants, i) for i in range(1, self.degree + 1)]
+        return torch.cat(powers, dim=-1)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Random sketch of the polynomial kernel, never negative.   [PolySketchFormer]
+
+        s(x) = prod_{m=1..p/2} (G_m x) / sqrt(size)     phi(x) = s(x) (x) s(x)
+        phi(q) . phi(k) = (s(q) . s(k))^2 ~ (q . k)^p
+
+    G [p/2, size, dk] are standard normal; D = size (size + 1) / 2, the symmetric half of s (x) s.
+    Differs from PolySketchFormer: one product of p/2 projections, not a tree of sketches.
+    """
+
+    degree: int = 2
+    size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.degree < 2 or self.degree % 2:
+            raise ValueError(
+                f"degree={self.degree}: Sketch squares a sketch, it needs an even degree"
+            )
+        if self.size < 1:
+            raise ValueError(f"size={self.size}: Sketch needs at least one random direction")
+
+    def dim(self, dk: int) -> int:
+        return self.size * (self.size + 1) // 2
+
+    def constants(self, dk: int) -> Tensor | None:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (self.degree // 2, self.size, dk)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
+        assert constants is not None
+        s = (x[..., None, :, :] @ constants.mT).prod(dim=-3) / sqrt(self.size)
+        ((_, _, _), (parent, last, weight)) = _monomials(self.size, 2)
+        return s[..., parent.to(x.device)] * s[..., last.to(x.device)] * weight.to(x)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """phi*(x) = (1, x, x^(2)/sqrt(2!), ..), of infinite dimension, never truncated.   [Atlas Eq. 22]
+
+    The first matrix of the memory becomes a kernel expansion; see `kernel.py`. The matrix that
+    `weights` holds for it acts on x itself, so D = dk.
+    """
+
+    normalize: bool = True
+
+    def dim(self, dk: int) -> int:
+        return dk
+
+    def constants(self, dk: int) -> Tensor | None:
+        return None
+
+    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
+        return x
+
+
+Features = Identity | Polynomial | Elementwise | Sketch | Exponential
+
+FEATURE_MAPS: dict[str, Callable[..., Features]] = {
+    "identity": Identity,
+    "polynomial": Polynomial,
+    "elementwise": Elementwise,
+    "sketch": Sketch,
+    "exponential": Exponential,
+}

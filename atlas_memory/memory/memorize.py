@@ -1,0 +1,250 @@
+"""memorize: one call for every memory of the paper."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
+from atlas_memory.memory.chunkwise import pair_body
+from atlas_memory.memory.feature_maps import Exponential
+from atlas_memory.memory.kernel import memorize_kernel
+from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
+from atlas_memory.memory.linear import block_size, linear_body
+from atlas_memory.memory.omega import Gates, mask_young
+from atlas_memory.memory.optimizers import Implicit, Muon
+from atlas_memory.memory.per_token import mapped_body, muon_body
+from atlas_memory.memory.recurrent import memorize_recurrent
+from atlas_memory.memory.scan import Body, Plan, scan
+from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
+from atlas_memory.memory.tokens import Tokens
+
+FORMS = ("chunkwise", "recurrent")
+
+
+def memorize(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    weights: Tensors,
+    spec: MemorySpec,
+    state: MemoryState | None = None,
+    form: str = "chunkwise",
+    *,
+    coefficients: Tensor | None = None,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, MemoryState]:
+    """Read the tokens (q, k, v), learning to map k to v; answer every q with what is known then.
+
+    q, k [b, h, t, dk], v [b, h, t, dv]; weights: the memory at the start, [h, out, in] or
+    [b, h, out, in] per matrix; coefficients: the feature map's constants, e.g. a_i of Polynomial.
+    starts [b, t]: a document begins here, with a fresh memory. lengths [b]: tokens of each row,
+    what follows is padding. Returns y [b, h, t, dv] and the state behind the last token.
+    """
+    check_form(form, FORMS)
+    check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
+    check_constants(spec, coefficients, k)
+    dtype = torch.promote_types(weights[0].dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        qkv = q.to(dtype), k.to(dtype), v.to(dtype)
+        constants = _constants(spec, coefficients, qkv[1])
+        initial = _initial(spec, weights, q.shape[0], dtype)
+        if state is None:
+            state = fresh_state(spec, initial, qkv[1], qkv[2], constants)
+        else:
+            check_state(state, spec, initial, qkv[1], qkv[2])
+            state = replace(state, constants=constants)
+        gates = _complete(
+            spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
+        )
+        tokens = Tokens.join(state, qkv, gates, starts, lengths)
+        y, start, momentum, past = _run(form, tokens, state, initial, spec)
+        return y.to(v.dtype), _advance(state, tokens, start, momentum, past)
+
+
+def _constants(spec: MemorySpec, coefficients: Tensor | None, k: Tensor) -> Tensor | None:
+    given = spec.features.constants(k.shape[-1]) if coefficients is None else coefficients
+    return None if given is None else given.to(k)
+
+
+def _initial(spec: MemorySpec, weights: Tensors, rows: int, dtype: torch.dtype) -> Tensors:
+    """Accumulators of a fresh memory, one per row."""
+    expanded = (w if w.dim() == 4 else w.expand(rows, *w.shape) for w in weights)
+    return tuple(spec.retention.accumulator(w.to(dtype)) for w in expanded)
+
+
+def fresh_state(
+    spec: MemorySpec, initial: Tensors, k: Tensor, v: Tensor, constants: Tensor | None
+) -> MemoryState:
+    """A memory that has read nothing, for rows and heads like those of k and v."""
+    (b, h, _, dk), dv = k.shape, v.shape[-1]
+    recent, opened, features = spec.recent_pairs, spec.open_tokens, spec.features.dim(dk)
+    wide = (features,) if type(spec.retention).__name__ == "ChannelRetention" else ()
+    gates = Gates(
+        alpha=k.new_ones(b, h, opened, *wide),
+        eta=k.new_zeros(b, h, opened),
+        theta=k.new_zeros(b, h, opened),
+        gamma=k.new_zeros(b, h, opened, spec.window),
+    )
+    past = None
+    if isinstance(spec.features, Exponential):
+        old = spec.window - 1
+        empty = tuple(
+            k.new_zeros(b, h, old, initial[i].shape[-2]) for i in spec.architecture.inputs
+        )
+        momentum = empty if spec.optimizer.momentum else ()
+        never = torch.zeros(b, old, dtype=torch.bool, device=k.device)
+        past = KernelPast(k.new_zeros(b, h, old, dk), empty, momentum, never)
+    return MemoryState(
+        spec=spec,
+        start=initial,
+        start_momentum=tuple(torch.zeros_like(l) for l in initial)
+        if spec.optimizer.momentum
+        else (),
+        keys=k.new_zeros(b, h, recent, dk),
+        values=v.new_zeros(b, h, recent, dv),
+        gates=gates,
+        position=torch.zeros(b, dtype=torch.long, device=k.device),
+        constants=constants,
+        past=past,
+    )
+
+
+def _complete(
+    spec: MemorySpec, gates: Gates, k: Tensor, age: Tensor, constants: Tensor | None
+) -> Gates:
+    """Fill in what is None, give every gate its full shape, close gates of pairs that never were."""
+    b, h, t = k.shape[:3]
+    alpha, eta, theta, gamma = gates.tensors()
+    if alpha is None:
+        wide = (
+            (spec.features.dim(k.shape[-1]),)
+            if type(spec.retention).__name__ == "ChannelRetention"
+            else ()
+        )
+        alpha = k.new_ones(()).expand(b, h, t, *wide)
+    elif alpha.dim() == 1:
+        alpha = alpha[None, :, None].expand(b, h, t)
+    eta = k.new_ones(()).expand(b, h, t) if eta is None else eta
+    theta = k.new_zeros(()).expand(b, h, t) if theta is None else theta
+    gamma = k.new_ones(()).expand(b, h, t, spec.window) if gamma is None else gamma
+    eta = eta.to(k)
+    if isinstance(spec.optimizer, Implicit):
+        eta = eta / (1 + eta * spec.features(k, constants).square().sum(-1))
+    return Gates(alpha.to(k), eta, theta.to(k), mask_young(gamma.to(k), age[:, None]))
+
+
+def _run(
+    form: str, tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
+) -> tuple[Tensor, Tensors, Tensors, KernelPast | None]:
+    if isinstance(spec.features, Exponential):
+        return memorize_kernel(tokens, state, initial, spec, one_by_one=form == "recurrent")
+    if form == "recurrent":
+        return *memorize_recurrent(tokens, state, initial, spec), None
+    return *_memorize_chunkwise(tokens, state, initial, spec), None
+
+
+def _body(spec: MemorySpec) -> Body:
+    if spec.linear:
+        return linear_body(spec)
+    if isinstance(spec.optimizer, Muon):
+        return muon_body(spec)
+    return mapped_body(spec) if spec.retention.mapped else pair_body(spec)
+
+
+def _memorize_chunkwise(
+    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
+) -> tuple[Tensor, Tensors, Tensors]:
+    if tokens.new == 0:
+        return tokens.values[:, :, tokens.recent :], state.start, state.start_momentum
+    block = block_size(spec) if spec.linear else spec.chunk
+    layout = _layout(tokens, block)
+    streams = _streams(tokens, layout, spec.window - 1)
+    heads = tokens.keys.shape[1]
+    plan = Plan(
+        block=block,
+        slots=streams[0].shape[1],
+        lookbacks=(0, spec.window - 1, spec.window - 1, 0, 0, 0, 0),
+        partial=spec.linear,
+        fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
+        count=None if layout is None else layout.count.repeat_interleave(heads, 0),
+    )
+    zeros = tuple(torch.zeros_like(l) for l in initial) if spec.optimizer.momentum else ()
+    y, after = scan(
+        _body(spec),
+        plan,
+        _flat((*state.start, *state.start_momentum)),
+        _flat((*initial, *zeros)) if layout is not None else (),
+        streams,
+        () if tokens.constants is None else (_per_head(spec, tokens),),
+    )
+    y = y.unflatten(0, (-1, heads))
+    y = y[:, :, y.shape[2] - tokens.new :] if layout is None else gather(y, layout.slot)
+    parts = tuple(x.unflatten(0, (-1, heads)) for x in after)
+    return y, parts[: len(initial)], parts[len(initial) :]
+
+
+def _flat(tensors: Tensors) -> Tensors:
+    return tuple(x.flatten(0, 1) for x in tensors)
+
+
+def _per_head(spec: MemorySpec, tokens: Tokens) -> Tensor:
+    """Constants [h, p + 1] per head have to follow the flattened rows; [p + 1] broadcast."""
+    constants = tokens.constants
+    assert constants is not None
+    shared = spec.features.constants(tokens.keys.shape[-1])
+    if shared is None or constants.dim() == shared.dim():
+        return constants
+    return constants.repeat(tokens.keys.shape[0], *(1,) * (constants.dim() - 1))
+
+
+def _layout(tokens: Tokens, block: int) -> Layout | None:
+    """None where all rows stand at the same offset, of the same length, in one document."""
+    offset = tokens.offset
+    if tokens.starts is None and tokens.lengths is None and bool((offset == offset[0]).all()):
+        return None
+    return arrange(offset, tokens.recent, tokens.new, block, tokens.starts, tokens.lengths)
+
+
+def _streams(tokens: Tokens, layout: Layout | None, lookback: int) -> Tensors:
+    """q, k, v and the gates in slots, [g, (look-back +) slots, ..]."""
+    recent, pairs = tokens.recent, (tokens.keys, tokens.values)
+    gates = tokens.gates.complete()
+    queries = (
+        torch.cat([tokens.keys[:, :, :recent], tokens.queries], dim=2) if recent else tokens.queries
+    )
+    if layout is None:
+        opened = recent - int(tokens.offset[0])
+        cut = [x[:, :, opened - lookback :] for x in pairs]
+        return _flat((queries[:, :, opened:], *cut, *(x[:, :, opened:] for x in gates)))
+    slots = layout.source[:, recent:]
+    looking_back = layout.source[:, recent - lookback :]
+    laid = [gather(x, looking_back) for x in pairs]
+    return _flat((gather(queries, slots), *laid, *(gather(x, slots) for x in gates)))
+
+
+def _advance(
+    state: MemoryState, tokens: Tokens, start: Tensors, momentum: Tensors, past: KernelPast | None
+) -> MemoryState:
+    """The state behind the new tokens: the last pairs and the open chunk's gates move up."""
+    spec = state.spec
+
+    def newest(x: Tensor, count: int) -> Tensor:
+        if tokens.lengths is None:
+            return x[:, :, x.shape[2] - count :]
+        ends = tokens.recent + tokens.lengths[:, None]
+        return gather(x, ends - count + torch.arange(count, device=x.device))
+
+    return replace(
+        state,
+        start=start,
+        start_momentum=momentum,
+        keys=newest(tokens.keys, spec.recent_pairs),
+        values=newest(tokens.values, spec.recent_pairs),
+        gates=tokens.gates.map(lambda x: newest(x, spec.open_tokens)),
+        position=tokens.end_position(),
+        past=past,
+    )

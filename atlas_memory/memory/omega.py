@@ -1,0 +1,88 @@
+"""The Omega rule: a step looks at a window of pairs, each through its own gate.   [Atlas Eq. 8, 9]
+
+    g_t = sum_{i = max(0, t-c+1) .. t} gamma[t, t-i] u_i
+
+and what a whole chunk of such steps adds up to. With D_a[t, n] = a_t a_{t-1} .. a_{n+1},
+
+    S_t = Theta_t S' - sum_i P[t, i] u_i         P = D_theta Gamma   [Atlas Eq. 38, 39]
+    W_t = A_t W' + B_t S' - sum_i C[t, i] u_i    C = D_alpha P, B = D_alpha Theta
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What the outer network tells the memory at every token. None means 1 (theta: 0).
+
+    alpha [b, h, t] ([h] for FixedRetention, [b, h, t, D] for ChannelRetention), eta [b, h, t],
+    theta [b, h, t], gamma [b, h, t, c]: gamma[t, j] gates token t - j in step t.
+    """
+
+    alpha: Tensor | None = None
+    eta: Tensor | None = None
+    theta: Tensor | None = None
+    gamma: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def complete(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All four, after `memorize` has filled in what was None."""
+        alpha, eta, theta, gamma = self.tensors()
+        assert alpha is not None and eta is not None and theta is not None and gamma is not None
+        return alpha, eta, theta, gamma
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Gates":
+        """The same gates with `change` applied to every one of them."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{n: change(x) for n, x in given.items() if x is not None})
+
+
+def mask_young(gamma: Tensor, age: Tensor) -> Tensor:
+    """Close the gates of pairs before the first token: age [.., t] tokens precede token t."""
+    window = gamma.shape[-1]
+    if window == 1:
+        return gamma
+    exists = torch.arange(window, device=gamma.device) <= age[..., None]
+    return gamma * exists.to(gamma)
+
+
+def band(gamma: Tensor) -> Tensor:
+    """Gates [.., m, c] as the banded matrix [.., m, m + c - 1]; column t + c - 1 - j holds pair t - j.
+
+    Every row is padded by m and the rows are read one element shorter: each moves right by one.
+    """
+    m, window = gamma.shape[-2:]
+    rows = pad(gamma.flip(-1), (0, m)).flatten(-2)
+    return rows[..., : m * (m + window - 1)].unflatten(-1, (m, m + window - 1))
+
+
+def _logarithm(gate: Tensor) -> Tensor:
+    """log, with zeros lifted to 1e-30 and their gradient kept: products over them stay exact."""
+    return (gate + (gate.clamp(min=1e-30) - gate).detach()).log()
+
+
+def decay(gate: Tensor) -> Tensor:
+    """D[.., t, n] = gate_t .. gate_{n+1} for n <= t, else 0. gate [.., m] -> [.., m, m].
+
+    Segment sums are added up directly instead of subtracting two long sums, which loses digits.
+    """
+    m = gate.shape[-1]
+    after = torch.ones(m, m, dtype=torch.bool, device=gate.device).tril(-1)
+    logs = _logarithm(gate)[..., :, None] * after.to(gate)
+    return logs.cumsum(dim=-2).exp() * after.logical_or(_eye(gate)).to(gate)
+
+
+def _eye(gate: Tensor) -> Tensor:
+    return torch.eye(gate.shape[-1], dtype=torch.bool, device=gate.device)
+
+
+def carried(gate: Tensor) -> Tensor:
+    """gate_t .. gate_1: what is left of the chunk's start at each token. gate [.., m(, D)]."""
+    return _logarithm(gate).cumsum(dim=1).exp()

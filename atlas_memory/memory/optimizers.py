@@ -1,0 +1,108 @@
+"""Inner optimizers: how the gradient of the window changes the memory.
+
+`step` is one token of the recurrent form. The chunkwise forms read off the same recurrences what a
+whole chunk adds up to (`omega.py`, `chunkwise.py`, `per_token.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from atlas_memory.memory.newton_schulz import KELLER, newton_schulz
+
+
+class InnerOptimizer(Protocol):
+    @property
+    def momentum(self) -> bool: ...
+    def step(
+        self, L: Tensor, S: Tensor, g: Tensor, gates: "TokenGates"
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class TokenGates:
+    """The gates of one token, shaped to multiply matrices; `steps` is Muon's period mask."""
+
+    alpha: Tensor
+    eta: Tensor
+    theta: Tensor
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """W_t = alpha_t W_{t-1} - eta_t g_t.   [Atlas Eq. 19, 50]"""
+
+    momentum = False
+
+    def step(self, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates) -> tuple[Tensor, Tensor]:
+        return gates.alpha * L - gates.eta * g, S
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """The proximal step on one pair of a linear memory.   [Longhorn]
+
+        W_t = alpha_t W_{t-1} - delta_t (W_{t-1} k - v) k^T,  delta_t = eta_t / (1 + eta_t k . k)
+
+    `memorize` turns eta into delta; what is left is gradient descent.
+    """
+
+    momentum = False
+    step = GradientDescent.step
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """S_t = theta_t S_{t-1} - eta_t g_t,  W_t = alpha_t W_{t-1} + S_t.   [Atlas Eq. 12, 13]"""
+
+    momentum = True
+
+    def step(self, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates) -> tuple[Tensor, Tensor]:
+        S = gates.theta * S - gates.eta * g
+        return gates.alpha * L + S, S
+
+
+@dataclass(frozen=True)
+class Muon:
+    """S_t = theta_t S_{t-1} + g_t,  W_t = alpha_t W_{t-1} - eta_t NS_k(S_t).   [Atlas Eq. 32, 33]
+
+    Tokens r, 2r, .. of a chunk (r = period) take the step, the others only decay; S advances at
+    every token. Differs from the paper's appendix: eta stays outside Newton-Schulz, which would
+    swallow it.   [Atlas Eq. 57, 58]
+    """
+
+    steps: int = 5
+    period: int = 1
+    coefficients: tuple[float, float, float] = KELLER
+    momentum = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps={self.steps}: Muon needs 0 or more Newton-Schulz steps")
+        if self.period < 1:
+            raise ValueError(f"period={self.period}: Muon steps every period >= 1 tokens")
+        if len(self.coefficients) != 3:
+            raise ValueError(
+                f"coefficients={self.coefficients}: Newton-Schulz needs three, (a, b, c)"
+            )
+        object.__setattr__(self, "coefficients", tuple(self.coefficients))
+
+    def orthogonalize(self, S: Tensor) -> Tensor:
+        return newton_schulz(S, self.steps, self.coefficients)
+
+    def step(self, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates) -> tuple[Tensor, Tensor]:
+        S = gates.theta * S + g
+        return gates.alpha * L - gates.steps * gates.eta * self.orthogonalize(S), S
+
+
+Optimizer = GradientDescent | Momentum | Muon | Implicit
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "gradient_descent": GradientDescent,
+    "momentum": Momentum,
+    "muon": Muon,
+    "implicit": Implicit,
+}

@@ -1,0 +1,132 @@
+"""The recurrent form: the definition.   [Atlas Eq. 10, 15, 56]
+
+u_i = grad_W l(W'; phi(k_i), v_i)     W' the weights at the end of the previous chunk
+g_t = sum_j gamma[t, j] u_{t-j}
+W_t = one step of the inner optimizer with g_t
+y_t = M(phi(q_t); W_t)                token t is written before it is read
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atlas_memory.memory.architectures import plain
+from atlas_memory.memory.optimizers import Muon, TokenGates
+from atlas_memory.memory.retention import ChannelRetention, ScalarRetention
+from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.state import MemoryState, Tensors
+from atlas_memory.memory.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Memory:
+    """L, S at this token, and at the start of its chunk."""
+
+    L: Tensors
+    S: Tensors
+    L_start: Tensors
+    S_start: Tensors
+
+
+def _where(rows: Tensor, yes: Tensors, no: Tensors) -> Tensors:
+    return tuple(torch.where(rows[:, None, None, None], a, b) for a, b in zip(yes, no, strict=True))
+
+
+def _choose(rows: Tensor, yes: Memory, no: Memory) -> Memory:
+    return Memory(
+        *(
+            _where(rows, a, b)
+            for a, b in (
+                (yes.L, no.L),
+                (yes.S, no.S),
+                (yes.L_start, no.L_start),
+                (yes.S_start, no.S_start),
+            )
+        )
+    )
+
+
+def _window_gradient(
+    spec: MemorySpec,
+    W: Tensors,
+    keys: Tensor,
+    values: Tensor,
+    gamma: Tensor,
+    constants: Tensor | None,
+) -> Tensors:
+    """g_t, one dense matrix per W, from the c pairs keys [b, h, c, dk]; gamma [b, h, c], oldest first."""
+    y, tape = spec.architecture.forward([plain(w) for w in W], spec.features(keys, constants), keys)
+    pairs = spec.architecture.backward(W, tape, spec.bias.surprise(y, values))
+    if spec.stop_gradient:
+        pairs = tuple((d.detach(), x.detach()) for d, x in pairs)
+    return tuple(torch.einsum("bhc,bhco,bhci->bhoi", gamma, d, x) for d, x in pairs)
+
+
+def _token_gates(spec: MemorySpec, tokens: Tokens, i: int, age: Tensor) -> TokenGates:
+    alpha, eta, theta, _ = tokens.gates.complete()
+    channel = isinstance(spec.retention, ChannelRetention)
+    period = spec.optimizer.period if isinstance(spec.optimizer, Muon) else 1
+    steps = (age % spec.chunk + 1) % period == 0
+    return TokenGates(
+        alpha=alpha[:, :, i, None, :] if channel else alpha[:, :, i, None, None],
+        eta=eta[:, :, i, None, None],
+        theta=theta[:, :, i, None, None],
+        steps=steps[:, None, None, None].to(eta),
+    )
+
+
+def _read_token(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int, age: Tensor) -> Memory:
+    """One token: open a chunk where one begins, take the window's gradient, step."""
+    begins = age % (spec.open_tokens + 1) == 0
+    L_start = _where(begins, memory.L, memory.L_start)
+    S_start = _where(begins, memory.S, memory.S_start)
+    gates = _token_gates(spec, tokens, i, age)
+    W = tuple(spec.retention.weights(l) for l in L_start)
+    if isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient:
+        W = tuple(gates.alpha * w for w in W)
+    keys, values = tokens.window(i, spec.window)
+    gamma = tokens.gates.complete()[3][:, :, i].flip(-1)
+    g = _window_gradient(spec, W, keys, values, gamma, tokens.constants)
+    S = memory.S if spec.optimizer.momentum else g
+    stepped = [spec.optimizer.step(*parts, gates) for parts in zip(memory.L, S, g, strict=True)]
+    S = tuple(s for _, s in stepped) if spec.optimizer.momentum else ()
+    return Memory(tuple(l for l, _ in stepped), S, L_start, S_start)
+
+
+def memorize_recurrent(
+    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
+) -> tuple[Tensor, Tensors, Tensors]:
+    """Outputs of the new tokens, and accumulators and momentum at the start of the open chunk."""
+    memory = Memory(state.start, state.start_momentum, state.start, state.start_momentum)
+    zeros = tuple(torch.zeros_like(l) for l in initial) if spec.optimizer.momentum else ()
+    fresh = Memory(initial, zeros, initial, zeros)
+    outputs = []
+    for i in tokens.indices():
+        age, active, starts = tokens.age(i), tokens.active(i), tokens.starts_at(i)
+        if starts is not None:
+            memory = _choose(starts & active, fresh, memory)
+        memory = _choose(active, _read_token(spec, memory, tokens, i, age), memory)
+        if i >= tokens.recent:
+            outputs.append(_answer(spec, memory, tokens, i))
+    ended = tokens.end_offset() == 0
+    start = _where(ended, memory.L, memory.L_start)
+    start_momentum = _where(ended, memory.S, memory.S_start)
+    y = torch.cat(outputs, dim=2) if outputs else tokens.values[:, :, tokens.recent :]
+    return y, start, start_momentum
+
+
+def _answer(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int) -> Tensor:
+    q = tokens.queries[:, :, i - tokens.recent, None]
+    maps = [plain(spec.retention.weights(l)) for l in memory.L]
+    return spec.architecture.forward(maps, spec.features(q, tokens.constants), q)[0]
+
+
+def replay(state: MemoryState) -> tuple[Tensors, Tensors]:
+    """Accumulators and momentum as of the last token: read the open chunk once more."""
+    spec, tokens = state.spec, Tokens.of_state(state)
+    memory = Memory(state.start, state.start_momentum, state.start, state.start_momentum)
+    for i in tokens.indices():
+        read = _read_token(spec, memory, tokens, i, tokens.age(i))
+        memory = _choose(tokens.active(i), read, memory)
+    return memory.L, memory.S

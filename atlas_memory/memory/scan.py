@@ -1,0 +1,160 @@
+"""One block after the other: states at block borders are kept, everything else is recomputed.
+
+The scan is a single node of the autograd graph. Its backward walks the blocks in reverse, runs
+each one again with gradients on, and adds into one buffer per stream: no slice of a long tensor
+ever gets a full-size gradient of its own, and one block's intermediates are the most alive.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+Body = Callable[[Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, Tensors]]
+"""(state, streams of one block, shared, count) -> (y, state behind the block)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How `slots` tokens are cut. widths: extra leading entries of each stream (its look-back).
+
+    partial: a block that is not full still moves the state on (linear memories).
+    fresh, count [g, blocks]: for rows that differ; see `layout.Layout`.
+    """
+
+    block: int
+    slots: int
+    lookbacks: tuple[int, ...]
+    partial: bool
+    fresh: Tensor | None = None
+    count: Tensor | None = None
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.slots // self.block)
+
+    def slices(self, streams: Sequence[Tensor], j: int) -> Tensors:
+        return tuple(self._slice(x, j, w) for x, w in zip(streams, self.lookbacks, strict=True))
+
+    def slices_or_none(self, streams: Sequence[Tensor | None], j: int) -> tuple[Tensor | None, ...]:
+        widths = zip(streams, self.lookbacks, strict=True)
+        return tuple(None if x is None else self._slice(x, j, w) for x, w in widths)
+
+    def _slice(self, x: Tensor, j: int, lookback: int) -> Tensor:
+        return x[:, j * self.block : min((j + 1) * self.block, self.slots) + lookback]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block: reset the rows that begin a document, run the body, keep the rows that go on."""
+
+    body: Body
+    plan: Plan
+
+    def __call__(
+        self, j: int, state: Tensors, initial: Tensors, streams: Tensors, shared: Tensors
+    ) -> tuple[Tensor, Tensors]:
+        plan = self.plan
+        if plan.fresh is None or plan.count is None:
+            y, after = self.body(state, streams, shared, None)
+            whole = plan.partial or (j + 1) * plan.block <= plan.slots
+            return y, after if whole else state
+        state = _where(plan.fresh[:, j], initial, state)
+        count = plan.count[:, j]
+        y, after = self.body(state, streams, shared, count if plan.partial else None)
+        goes_on = count > 0 if plan.partial else count == plan.block
+        return y, _where(goes_on, after, state)
+
+
+def _where(rows: Tensor, yes: Tensors, no: Tensors) -> Tensors:
+    return tuple(torch.where(rows[:, None, None], a, b) for a, b in zip(yes, no, strict=True))
+
+
+def scan(
+    body: Body, plan: Plan, state: Tensors, initial: Tensors, streams: Tensors, shared: Tensors
+) -> tuple[Tensor, Tensors]:
+    """Run `body` over all blocks: outputs [g, slots, dv] and the state behind the last one."""
+    step = Step(body, plan)
+    counts = (len(state), len(initial), len(streams))
+    tensors = (*state, *initial, *streams, *shared)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        y, *after = _Scan.apply(step, counts, *tensors)
+        return y, tuple(after)
+    outputs = []
+    for j in range(plan.blocks):
+        y, state = step(j, state, initial, plan.slices(streams, j), shared)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
+
+
+def _split(tensors: Sequence[Any], counts: tuple[int, int, int]) -> tuple[Any, Any, Any, Any]:
+    a, b, c = counts[0], sum(counts[:2]), sum(counts)
+    return tuple(tensors[:a]), tuple(tensors[a:b]), tuple(tensors[b:c]), tuple(tensors[c:])
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, counts: tuple[int, int, int], *tensors: Tensor) -> Tensors:
+        state, initial, streams, shared = _split(tensors, counts)
+        outputs, borders = [], []
+        for j in range(step.plan.blocks):
+            borders.extend(state)
+            y, state = step(j, state, initial, step.plan.slices(streams, j), shared)
+            outputs.append(y)
+        ctx.step, ctx.counts = step, counts
+        ctx.save_for_backward(*tensors, *borders)
+        return torch.cat(outputs, dim=1), *(x.clone() for x in state)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *dstate: Tensor) -> tuple[Any, ...]:
+        step, counts, total = ctx.step, ctx.counts, len(ctx.needs_input_grad) - 2
+        saved = ctx.saved_tensors
+        tensors, borders = saved[:total], saved[total:]
+        _, initial, streams, shared = _split(tensors, counts)
+        needs = _split(ctx.needs_input_grad[2:], counts)
+        sums = [
+            torch.zeros_like(x) if need else None
+            for x, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)
+        ]
+        _, d_initial, d_streams, d_shared = _split(sums, counts)
+        for j in reversed(range(step.plan.blocks)):
+            border = borders[j * counts[0] : (j + 1) * counts[0]]
+            leaves = (
+                _leaves(border, (True,) * counts[0]),
+                _leaves(initial, needs[1]),
+                _leaves(step.plan.slices(streams, j), needs[2]),
+                _leaves(shared, needs[3]),
+            )
+            with torch.enable_grad():
+                y, after = step(j, *leaves)
+            begin = j * step.plan.block
+            grads = _gradients((y, *after), (dy[:, begin : begin + y.shape[1]], *dstate), leaves)
+            dstate = tuple(
+                g if g is not None else torch.zeros_like(x)
+                for g, x in zip(grads[0], border, strict=True)
+            )
+            targets = (*d_initial, *step.plan.slices_or_none(d_streams, j), *d_shared)
+            for target, grad in zip(targets, (*grads[1], *grads[2], *grads[3]), strict=True):
+                if target is not None and grad is not None:
+                    target += grad
+        d_state = tuple(g if need else None for g, need in zip(dstate, needs[0], strict=True))
+        return None, None, *d_state, *d_initial, *d_streams, *d_shared
+
+
+def _leaves(tensors: Sequence[Tensor], needs: Sequence[bool]) -> Tensors:
+    return tuple(x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True))
+
+
+def _gradients(
+    outputs: Tensors, weights: Tensors, leaves: tuple[Tensors, ...]
+) -> list[list[Tensor | None]]:
+    """d(outputs . weights) by group of leaves; None for a leaf that needs none."""
+    wanted = [x for group in leaves for x in group if x.requires_grad]
+    pairs = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
+    found = iter(
+        torch.autograd.grad([o for o, _ in pairs], wanted, [w for _, w in pairs], allow_unused=True)
+    )
+    return [[next(found) if x.requires_grad else None for x in group] for group in leaves]

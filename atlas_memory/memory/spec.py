@@ -1,0 +1,195 @@
+"""MemorySpec: a memory is a row of a table.   [Atlas Table 1]"""
+
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from atlas_memory.memory.architectures import ARCHITECTURES, MLP, Matrix, MemoryArchitecture
+from atlas_memory.memory.attentional_bias import BIASES, L2, Bias, DotProduct
+from atlas_memory.memory.feature_maps import FEATURE_MAPS, Exponential, Features, Identity
+from atlas_memory.memory.optimizers import (
+    OPTIMIZERS,
+    GradientDescent,
+    Implicit,
+    Momentum,
+    Muon,
+    Optimizer,
+)
+from atlas_memory.memory.retention import (
+    RETENTIONS,
+    ChannelRetention,
+    FixedRetention,
+    NoRetention,
+    Retention,
+    ScalarRetention,
+)
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "features": FEATURE_MAPS,
+    "architecture": ARCHITECTURES,
+    "bias": BIASES,
+    "optimizer": OPTIMIZERS,
+    "retention": RETENTIONS,
+}
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """The choices that make a memory; what does not go together is refused when it is built.
+
+    window: pairs that a step looks at (c). chunk: tokens whose gradients share one point (b).
+    stop_gradient: the outer gradient takes the inner ones as constants.
+    """
+
+    features: Features = field(default_factory=Identity)
+    architecture: MemoryArchitecture = field(default_factory=MLP)
+    bias: Bias = field(default_factory=L2)
+    optimizer: Optimizer = field(default_factory=GradientDescent)
+    retention: Retention = field(default_factory=ScalarRetention)
+    window: int = 1
+    chunk: int = 64
+    stop_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("window", "chunk"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
+        for name, known in CHOICES.items():
+            if type(getattr(self, name)) not in known.values():
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not one of {_constructors(known)}"
+                )
+        for clash, reason in _clashes(self):
+            if clash:
+                raise ValueError(reason)
+
+    @property
+    def linear(self) -> bool:
+        """A linear memory that is exact token by token, and computed by a triangular solve."""
+        return (
+            isinstance(self.architecture, Matrix)
+            and isinstance(self.bias, DotProduct | L2)
+            and isinstance(self.optimizer, GradientDescent | Momentum | Implicit)
+            and not self.retention.mapped
+            and not isinstance(self.features, Exponential)
+            and (self.chunk == 1 or isinstance(self.bias, DotProduct))
+        )
+
+    @property
+    def open_tokens(self) -> int:
+        """How many tokens of an unfinished chunk a state carries at most."""
+        return 0 if self.linear else self.chunk - 1
+
+    @property
+    def recent_pairs(self) -> int:
+        """How many of the last pairs a state carries."""
+        return self.window - 1 + self.open_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON or TOML; `from_dict` reads it back."""
+        plain: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in CHOICES:
+                names = {choice: name for name, choice in CHOICES[f.name].items()}
+                plain[f.name] = {"name": names[type(value)], **asdict(value)}
+            else:
+                plain[f.name] = value
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "MemorySpec":
+        known = [f.name for f in fields(cls)]
+        for name in plain:
+            _require_known(name, known, "MemorySpec")
+        return cls(**{n: _choice(n, v) if n in CHOICES else v for n, v in plain.items()})
+
+
+def _constructors(known: dict[str, Any]) -> str:
+    return ", ".join(f"{choice.__name__}()" for choice in known.values())
+
+
+def _require_known(name: str, known: list[str], where: str) -> None:
+    if name in known:
+        return
+    close = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"unknown field {name!r} of {where}; it has {', '.join(known)}{hint}")
+
+
+def _choice(kind: str, plain: Any) -> Any:
+    """One choice from its name, or from {"name": .., its fields}."""
+    given = {"name": plain} if isinstance(plain, str) else plain
+    if not isinstance(given, dict) or "name" not in given:
+        raise ValueError(f"{kind}={plain!r}: give a name or a table with a name")
+    name, known = given["name"], CHOICES[kind]
+    if name not in known:
+        close = get_close_matches(str(name), list(known), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{kind}={name!r} is unknown; choose one of {', '.join(known)}{hint}")
+    values = {n: v for n, v in given.items() if n != "name"}
+    own = fields(known[name])
+    for n in values:
+        _require_known(n, [f.name for f in own], known[name].__name__)
+    lists = {f.name for f in own if f.default is not MISSING and isinstance(f.default, tuple)}
+    return known[name](**{n: tuple(v) if n in lists else v for n, v in values.items()})
+
+
+def _clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
+    """Pairs of choices that do not go together, each with the sentence that says why."""
+    kind = type(spec.retention).__name__
+    matrix = isinstance(spec.architecture, Matrix)
+    architecture = type(spec.architecture).__name__
+    exponential = isinstance(spec.features, Exponential)
+    implicit = isinstance(spec.optimizer, Implicit)
+    before = isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient
+    plain = isinstance(spec.retention, NoRetention | FixedRetention | ScalarRetention)
+    return (
+        (
+            before and spec.chunk != 1,
+            f"ScalarRetention(before_gradient=True) does not go with chunk={spec.chunk}: inside a "
+            "chunk all gradients share one point that no decay has reached; use chunk=1",
+        ),
+        (
+            isinstance(spec.retention, ChannelRetention) and not matrix,
+            f"ChannelRetention() does not go with {architecture}(): alpha has one value per "
+            "feature, and only the one matrix of Matrix() has the features as its input",
+        ),
+        (
+            isinstance(spec.retention, ChannelRetention) and isinstance(spec.optimizer, Muon),
+            "ChannelRetention() does not go with Muon(): GLA's decay per feature is the linear "
+            "row's; use ScalarRetention()",
+        ),
+        (
+            implicit and not (matrix and isinstance(spec.bias, L2)),
+            f"Implicit() does not go with {architecture}() and {type(spec.bias).__name__}(): the "
+            "proximal step has a closed form for Matrix() with L2() alone",
+        ),
+        (
+            implicit and spec.window != 1,
+            f"Implicit() does not go with window={spec.window}: its closed form is for one pair; "
+            "use window=1",
+        ),
+        (
+            implicit and spec.chunk != 1,
+            f"Implicit() does not go with chunk={spec.chunk}: a step from an old point is no "
+            "proximal step; use chunk=1",
+        ),
+        (
+            exponential and not isinstance(spec.optimizer, GradientDescent | Momentum),
+            f"Exponential() does not go with {type(spec.optimizer).__name__}(): it needs the "
+            "momentum as a matrix, and phi* has infinitely many columns",
+        ),
+        (
+            exponential and (not plain or before),
+            f"Exponential() does not go with {kind}"
+            f"{'(before_gradient=True)' if before else '()'}: the kernel expansion keeps "
+            "coefficients, which can only be scaled by one alpha per token",
+        ),
+        (
+            isinstance(spec.optimizer, Muon) and spec.optimizer.period > spec.chunk,
+            f"Muon(period={getattr(spec.optimizer, 'period', 0)}) does not go with "
+            f"chunk={spec.chunk}: the period is counted inside a chunk and would never be reached",
+        ),
+    )

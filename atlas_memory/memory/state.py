@@ -1,0 +1,168 @@
+"""MemoryState: everything a memory knows, as a value that goes in and comes out.
+
+The state holds the accumulators and the momentum at the start of the open chunk, the last pairs,
+and the gates of the open chunk's tokens. What the memory is "now" follows from these, so both
+forms, any cut and any batch of rows at different positions continue from the same few tensors.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atlas_memory.memory.omega import Gates
+from atlas_memory.memory.spec import MemorySpec
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class KernelPast:
+    """The pairs of phi*: keys [b, h, N, dk], coefficients p and their momentum [b, h, N, out].
+
+    exists [b, N]: rows of different lengths share N, and a row starts anew with a document.
+    """
+
+    keys: Tensor
+    p: Tensors
+    s: Tensors
+    exists: Tensor
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """start, start_momentum: per matrix [b, h, out, in], as of the open chunk's first token.
+    keys, values [b, h, R, d]: the last R = window - 1 + chunk - 1 pairs, newest last.
+    gates: of the last chunk - 1 tokens, newest last. position [b]: tokens read so far.
+    constants: of the feature map. past: the kernel expansion of Exponential.
+    """
+
+    spec: MemorySpec
+    start: Tensors
+    start_momentum: Tensors
+    keys: Tensor
+    values: Tensor
+    gates: Gates
+    position: Tensor
+    constants: Tensor | None = None
+    past: KernelPast | None = None
+
+    @property
+    def offset(self) -> Tensor:
+        """Tokens of the open chunk, per row."""
+        return self.position % (self.spec.open_tokens + 1)
+
+    @property
+    def weights(self) -> Tensors:
+        """The matrices W_t as of the last token, [b, h, out, in]."""
+        from atlas_memory.memory.recurrent import replay
+
+        return tuple(self.spec.retention.weights(L) for L in replay(self)[0])
+
+    @property
+    def momentum(self) -> Tensors:
+        """S_t as of the last token; empty for rules without momentum."""
+        from atlas_memory.memory.recurrent import replay
+
+        return replay(self)[1] if self.spec.optimizer.momentum else ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the state under a stable name."""
+        named: dict[str, Tensor] = {}
+        _collect(self, "", named)
+        return named
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "MemoryState":
+        """The same state with `change` applied to every tensor."""
+        state: MemoryState = _rebuild(self, change)
+        return state
+
+    def detach(self) -> "MemoryState":
+        """Cut the graph: the next call learns nothing about the tokens before."""
+        return self.map(Tensor.detach)
+
+    def to(self, device: torch.device | str) -> "MemoryState":
+        return self.map(lambda x: x.to(device))
+
+    def select(self, rows: Tensor) -> "MemoryState":
+        """The batch rows `rows`, in that order, repeats allowed (beams, forks)."""
+        kept = replace(self, constants=None).map(lambda x: x.index_select(0, rows.to(x.device)))
+        return replace(kept, constants=self.constants)
+
+    def save(self, path: str | Path) -> None:
+        """Write the state and its spec to one safetensors file."""
+        from safetensors.torch import save_file
+
+        tensors = {name: x.detach().contiguous().clone() for name, x in self.tensors().items()}
+        save_file(tensors, path, metadata={"memory_spec": json.dumps(self.spec.to_dict())})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "MemoryState":
+        """Read what `save` wrote; nothing but tensors and JSON is ever read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = (file.metadata() or {}).get("memory_spec")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        if header is None:
+            raise ValueError(f"{path} holds no memory state: its header has no memory_spec")
+        return _assemble(MemorySpec.from_dict(json.loads(header)), tensors)
+
+
+def _collect(part: Any, name: str, named: dict[str, Tensor]) -> None:
+    if isinstance(part, Tensor):
+        named[name] = part
+    elif isinstance(part, tuple):
+        for i, item in enumerate(part):
+            _collect(item, f"{name}.{i}", named)
+    elif isinstance(part, MemoryState | Gates | KernelPast):
+        for f in fields(part):
+            _collect(getattr(part, f.name), f"{name}.{f.name}".lstrip("."), named)
+
+
+def _rebuild(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(part, Tensor):
+        return change(part)
+    if isinstance(part, tuple):
+        return tuple(_rebuild(item, change) for item in part)
+    if isinstance(part, MemoryState | Gates | KernelPast):
+        return replace(
+            part, **{f.name: _rebuild(getattr(part, f.name), change) for f in fields(part)}
+        )
+    return part
+
+
+def _assemble(spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
+    """The inverse of `tensors()`."""
+
+    def several(prefix: str) -> Tensors:
+        count = sum(name.startswith(f"{prefix}.") for name in tensors)
+        return tuple(tensors[f"{prefix}.{i}"] for i in range(count))
+
+    past = None
+    if "past.keys" in tensors:
+        past = KernelPast(
+            tensors["past.keys"], several("past.p"), several("past.s"), tensors["past.exists"]
+        )
+    return MemoryState(
+        spec=spec,
+        start=several("start"),
+        start_momentum=several("start_momentum"),
+        keys=tensors["keys"],
+        values=tensors["values"],
+        gates=Gates(**{f.name: tensors.get(f"gates.{f.name}") for f in fields(Gates)}),
+        position=tensors["position"],
+        constants=tensors.get("constants"),
+        past=past,
+    )
