@@ -339,7 +339,7 @@ def polynomial(
 ) -> Callable[[Tensor], Tensor]:
     """`monomials` in the order in which the map `like` lists them, found at a probe."""
     plain = [1 / math.factorial(i) for i in range(degree + 1)]
-    probe = torch.linspace(0.3, 1.7, dim, dtype=torch.float64).sqrt()
+    probe = 1 + torch.arange(1, dim + 1, dtype=torch.float64).sqrt() / math.pi
     ours, theirs = monomials(probe, plain), like(probe)
     assert len(ours.unique()) == len(ours), "the probe cannot tell two monomials apart"
     assert ours.shape == theirs.shape, f"{theirs.shape} features where {ours.shape} were expected"

@@ -88,14 +88,18 @@ def draw(
     grid = (s.rows, s.heads, t)
     gamma = uniform(0, 1, *grid, spec.window)
     theta = uniform(0.3, 0.9, *grid)
-    eta = uniform(0.1, 0.3, *grid) / (1 + gamma.sum(-1)) / max(1, spec.chunk / s.dk)
     width = spec.features.dim(s.dk)
     kind = type(spec.retention).__name__
+    eta = uniform(0.1, 0.3, *grid) / (1 + gamma.sum(-1)) / max(1, spec.chunk / s.dk)
+    # Orthogonal steps do not shrink near the answer: large ones make the inner loop chaotic.
+    eta = eta / 8 if isinstance(spec.optimizer, am.Muon) else eta
+    # Moneta's W grows like |A|^(3-q): for q > 3 a decay of A makes W larger, without bound.
+    low = 0.998 if kind == "LqRetention" else 0.9
     alpha_shape = {"NoRetention": None, "FixedRetention": (s.heads,)}.get(kind, grid)
     if kind == "ChannelRetention":
         alpha_shape = (*grid, width)
     gates = am.Gates(
-        alpha=None if alpha_shape is None else uniform(0.9, 1.0, *alpha_shape),
+        alpha=None if alpha_shape is None else uniform(low, 1.0, *alpha_shape),
         eta=eta,
         theta=None if type(spec.optimizer).__name__ in ("GradientDescent", "Implicit") else theta,
         gamma=None if type(spec.optimizer).__name__ == "Implicit" else gamma,

@@ -72,11 +72,11 @@ def test_fixed_decay_of_another_number_of_heads(form: str) -> None:
 @pytest.mark.parametrize("architecture", [am.MLP(2), am.GatedMLP(2)])
 def test_a_residual_needs_equal_sizes(form: str, architecture: Any) -> None:
     spec = replace(SPEC, architecture=architecture)
-    refuse(r"residual.*dk.*3.*dv.*5", draw(spec, 6, Sizes(dk=3, dv=5)), form, spec=spec)
+    refuse(r"dk=3.*dv=5.*residual", draw(spec, 6, Sizes(dk=3, dv=5)), form, spec=spec)
 
 
 def test_too_few_weights(problem: Problem, form: str) -> None:
-    refuse(r"1 weight.*2|2 weights.*1", replace(problem, weights=problem.weights[:1]), form)
+    refuse(r"weights.*2, 4, 8.*2, 8, 4", replace(problem, weights=problem.weights[:1]), form)
 
 
 def test_weights_of_another_shape(problem: Problem, form: str) -> None:
@@ -130,7 +130,7 @@ def test_negative_lengths(problem: Problem, form: str) -> None:
 
 
 def test_lengths_of_another_batch(problem: Problem, form: str) -> None:
-    refuse(r"lengths.*3.*2", problem, form, lengths=torch.tensor([6, 6, 6]))
+    refuse(r"lengths.*6, 6, 6.*2", problem, form, lengths=torch.tensor([6, 6, 6]))
 
 
 def test_starts_of_another_shape(problem: Problem, form: str) -> None:

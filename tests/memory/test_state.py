@@ -13,6 +13,7 @@ from tests.memory.cases import Problem, assert_same, describe, draw, oracle, pac
 from tests.memory.grid import FEW, GRID, KERNELS, matrix
 
 FORMS = ("recurrent", "chunkwise")
+BOTH = list(product(FORMS, FORMS))
 CARRIED = pytest.mark.parametrize("spec", FEW, ids=describe)
 
 
@@ -30,7 +31,7 @@ def detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @CARRIED
-@pytest.mark.parametrize(("first", "second"), product(FORMS, FORMS))
+@pytest.mark.parametrize(("first", "second"), BOTH)
 def test_every_cut_of_thirteen_tokens(spec: am.MemorySpec, first: str, second: str) -> None:
     problem = draw(spec, 13)
     whole = expected(problem, spec)
@@ -159,7 +160,7 @@ def test_lengths_equal_shorter_rows(spec: am.MemorySpec, form: str) -> None:
 
 
 @CARRIED
-@pytest.mark.parametrize(("first", "second"), product(FORMS, FORMS))
+@pytest.mark.parametrize(("first", "second"), BOTH)
 def test_rows_of_different_lengths_go_on(spec: am.MemorySpec, first: str, second: str) -> None:
     """Row 0 has read 2 tokens and row 1 seven; both go on from where they stand."""
     long, more, lengths = draw(spec, 7, seed=7), draw(spec, 6, seed=7), torch.tensor([2, 7])

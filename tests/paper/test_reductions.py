@@ -369,7 +369,6 @@ class ResidualMLP(nn.Module):
         return x + gelu(x @ self.w2) @ self.w1
 
 
-@pytest.mark.filterwarnings("default")  # what titans-pytorch warns about is not ours
 @pytest.mark.parametrize("chunk", [1, 8])
 @FORMS
 def test_titans_equals_titans_pytorch(form: str, chunk: int) -> None:
