@@ -1,0 +1,125 @@
+"""MemoryLayer: projections, short convolution, gates, memory, norm, gate. [Atlas Sec. 5.1]"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from atlas_memory.layers.documents import Lengths, Starts
+from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
+from atlas_memory.layers.short_conv import ConvState
+from atlas_memory.layers.state import LayerState
+from atlas_memory.memory import (
+    Elementwise,
+    MemorySpec,
+    MemoryState,
+    Polynomial,
+    SoftmaxRetention,
+    memorize,
+)
+
+
+@dataclass(frozen=True)
+class MemoryLayerState(LayerState):
+    """The memory, and the last inputs of the short convolution."""
+
+    memory: MemoryState
+    conv: ConvState
+
+    def save(self, path: str | Path) -> None:
+        """One safetensors file; `MemoryState.load` reads the memory alone from it."""
+        from safetensors.torch import save_file
+
+        parts = {**self.memory.tensors(), "conv.tail": self.conv.tail}
+        tensors = {name: x.detach().contiguous().clone() for name, x in parts.items()}
+        save_file(tensors, path, {"memory_spec": json.dumps(self.memory.spec.to_dict())})
+
+    @classmethod
+    def load(cls, path: str | Path) -> MemoryLayerState:
+        from safetensors import safe_open
+
+        memory = MemoryState.load(path)
+        with safe_open(path, framework="pt") as file:
+            if "conv.tail" not in file.keys():  # noqa: SIM118
+                raise ValueError(f"{path} holds a memory without its layer: it has no conv.tail")
+            return cls(memory, ConvState(file.get_tensor("conv.tail")))
+
+
+class MemoryLayer(nn.Module):
+    """A memory of any spec as a sequence mixer.
+
+    What the outer network learns is here: projections, gates, the memory's first weights W_0 and
+    the feature map's coefficients. What the memory learns while it reads is in the state.
+    """
+
+    def __init__(self, dim: int, heads: int, spec: MemorySpec) -> None:
+        super().__init__()
+        self.heads, self.spec = heads, spec
+        self.head_dim = require_heads(dim, heads)
+        self.projections = Projections(dim, heads)
+        self.gates = GateProjections(dim, heads, spec)
+        self.read_out = ReadOut(dim, heads)
+        shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *s)) for s in shapes)
+        self.log_coefficients: nn.Parameter | None = None
+        constants = spec.features.constants(self.head_dim)
+        if isinstance(spec.features, Polynomial | Elementwise):
+            assert constants is not None
+            self.log_coefficients = nn.Parameter(torch.empty(heads, *constants.shape))
+        elif constants is not None:
+            self.register_buffer("sketch", torch.empty(constants.shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W_0 at 1/sqrt(fan-in), the first matrices twice that; a_i = 1/i!."""
+        inputs = self.spec.architecture.inputs
+        for i, weight in enumerate(self.weights):
+            scale = 2.0 if i in inputs and len(self.weights) > 1 else 1.0
+            nn.init.normal_(weight, std=scale * weight.shape[-1] ** -0.5)
+        constants = self.spec.features.constants(self.head_dim)
+        with torch.no_grad():
+            if self.log_coefficients is not None and constants is not None:
+                self.log_coefficients.copy_(constants.log().expand_as(self.log_coefficients))
+            elif constants is not None:
+                self.sketch.copy_(constants)
+
+    def forward(
+        self,
+        x: Tensor,  # [b, t, dim]
+        state: MemoryLayerState | None = None,
+        *,
+        starts: Starts | None = None,
+        lengths: Lengths | None = None,
+    ) -> tuple[Tensor, MemoryLayerState]:
+        older = None if state is None else state.conv
+        (q, k, v), conv = self.projections(x, older, starts, lengths)
+        y, memory = memorize(
+            q,
+            k,
+            v,
+            self.gates(x),
+            self.initial_weights(),
+            self.spec,
+            None if state is None else state.memory,
+            coefficients=self.coefficients(),
+            starts=starts,
+            lengths=lengths,
+        )
+        return self.read_out(x, y), MemoryLayerState(memory, conv)
+
+    def initial_weights(self) -> tuple[Tensor, ...]:
+        """W_0 [h, out, in]; Memora's are positive, exp of what is learned."""
+        weights = tuple(w.to(torch.promote_types(w.dtype, torch.float32)) for w in self.weights)
+        if isinstance(self.spec.retention, SoftmaxRetention):
+            return tuple(w.exp() for w in weights)
+        return weights
+
+    def coefficients(self) -> Tensor | None:
+        """The feature map's constants: a_i > 0 [h, p + 1], or the fixed random projections."""
+        if self.log_coefficients is not None:
+            return self.log_coefficients.exp()
+        return None if self.spec.features.constants(self.head_dim) is None else self.sketch

@@ -1,0 +1,156 @@
+"""What a memory is told about every token: q, k, v and its gates. [Atlas Eq. 48, 52]"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atlas_memory.layers.documents import Lengths, Starts
+from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.short_conv import ConvState, ShortConv
+from atlas_memory.memory import (
+    ChannelRetention,
+    FixedRetention,
+    Gates,
+    MemorySpec,
+    Momentum,
+    Muon,
+    NoRetention,
+)
+
+CONV_SIZE = 4
+
+
+def require_heads(dim: int, heads: int) -> int:
+    """The width of one head."""
+    if heads < 1 or dim % heads:
+        raise ValueError(f"dim={dim} and heads={heads}: the heads must divide the width")
+    return dim // heads
+
+
+def in_heads(x: Tensor, heads: int) -> Tensor:
+    """[b, t, h d] -> [b, h, t, d], never in less than float32: what the engine works with."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+class Projections(nn.Module):
+    """q, k, v by linear maps and a causal convolution of size 4, all three of length one.
+
+    Differs from the paper: no activation behind the convolution, and v is normalized too.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        require_heads(dim, heads)
+        self.heads = heads
+        self.q_proj = nn.Linear(dim, dim, bias=False)
+        self.k_proj = nn.Linear(dim, dim, bias=False)
+        self.v_proj = nn.Linear(dim, dim, bias=False)
+        self.conv = ShortConv(3 * dim, CONV_SIZE)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """q and v start as the token itself, k as the mean of this token and the one before."""
+        with torch.no_grad():
+            self.conv.weight.zero_()
+            taps = self.conv.weight.unflatten(0, (3, -1))
+            taps[:, :, 0] = 1.0
+            taps[1, :, :2] = 0.5
+
+    def forward(
+        self, x: Tensor, state: ConvState | None, starts: Starts | None, lengths: Lengths | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], ConvState]:
+        projected = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=2)
+        mixed, state = self.conv(projected, state, starts=starts, lengths=lengths)
+        q, k, v = (in_heads(z, self.heads) for z in mixed.chunk(3, dim=2))
+        return (unit(q), unit(k), unit(v)), state
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / ||x||, zero at zero, with a finite gradient everywhere."""
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
+
+
+class GateProjections(nn.Module):
+    """The gates of a spec from the token, in float32 whatever the rest of the network runs in.
+
+    alpha = sigmoid(.)                                  starts near 1
+    theta = 0.9 sigmoid(.)
+    gamma = sigmoid(.)                                  c of them; those of older pairs start near 0
+    eta   = sigmoid(.) (1 - theta) / (1 + sum_{j > 0} gamma_j)
+    """
+
+    def __init__(self, dim: int, heads: int, spec: MemorySpec) -> None:
+        super().__init__()
+        self.spec, self.heads = spec, heads
+        self.features = spec.features.dim(require_heads(dim, heads))
+        self.widths = {"eta": 1}
+        if not isinstance(spec.retention, NoRetention | FixedRetention):
+            wide = isinstance(spec.retention, ChannelRetention)
+            self.widths["alpha"] = self.features if wide else 1
+        if isinstance(spec.optimizer, Momentum | Muon):
+            self.widths["theta"] = 1
+        if spec.window > 1:
+            self.widths["gamma"] = spec.window
+        self.weight = nn.Parameter(torch.empty(sum(self.widths.values()) * heads, dim))
+        self.bias = nn.Parameter(torch.empty(sum(self.widths.values()) * heads))
+        if isinstance(spec.retention, FixedRetention):
+            self.register_buffer("decay", torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        starts = {"eta": 0.0, "alpha": 6.0, "theta": 0.0, "gamma": -4.0}
+        with torch.no_grad():
+            for name, bias in self._split(self.bias).items():
+                bias.fill_(starts[name])
+                if name == "gamma":
+                    bias[:, 0] = 4.0
+            if isinstance(self.spec.retention, FixedRetention):
+                self.decay.copy_(1 - 2.0 ** (-5 - torch.arange(self.heads)))
+
+    def _split(self, x: Tensor) -> dict[str, Tensor]:
+        """[.., sum of widths * h] -> name: [.., h, width]."""
+        parts = x.split([width * self.heads for width in self.widths.values()], dim=-1)
+        return {
+            n: p.unflatten(-1, (self.heads, -1)) for n, p in zip(self.widths, parts, strict=True)
+        }
+
+    def forward(self, x: Tensor) -> Gates:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            raw = F.linear(x.to(wide), self.weight.to(wide), self.bias.to(wide))
+            open_ = {n: g.transpose(1, 2).sigmoid() for n, g in self._split(raw).items()}
+        one = {n: g[..., 0] for n, g in open_.items()}
+        eta, theta, gamma = one["eta"], None, open_.get("gamma")
+        if "theta" in one:
+            theta = 0.9 * one["theta"]
+            eta = eta * (1 - theta)
+        if gamma is not None:
+            eta = eta / (1 + gamma[..., 1:].sum(dim=-1))
+        return Gates(self._alpha(open_), eta, theta, gamma)
+
+    def _alpha(self, open_: dict[str, Tensor]) -> Tensor | None:
+        if isinstance(self.spec.retention, FixedRetention):
+            return self.decay
+        if isinstance(self.spec.retention, ChannelRetention):
+            return open_["alpha"]
+        return open_["alpha"][..., 0] if "alpha" in open_ else None
+
+
+class ReadOut(nn.Module):
+    """RMS norm of every head's answer, SiLU gate from the token, output projection."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(require_heads(dim, heads))
+        self.gate_proj = nn.Linear(dim, dim, bias=False)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The tokens x [b, t, dim] and the memory's answers y [b, h, t, d] -> [b, t, dim]."""
+        answers = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        out: Tensor = self.out_proj(answers * F.silu(self.gate_proj(x)))
+        return out
