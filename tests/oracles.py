@@ -159,7 +159,11 @@ def inner_gradient(head: Head, spec: Any, W: Weights, i: int) -> Weights:
         W = [w if w.requires_grad else w.detach().requires_grad_() for w in W]
         prediction = network(spec, lambda j, x: W[j] @ x, head.k[i], head.phi)
         loss = attentional_bias(spec.bias, prediction, head.v[i])
-        return list(torch.autograd.grad(loss, W, create_graph=True))
+        return constants_if(spec.stop_gradient, torch.autograd.grad(loss, W, create_graph=True))
+
+
+def constants_if(stop: bool, gradients: Sequence[Tensor]) -> Weights:
+    return [u.detach() if stop else u for u in gradients]
 
 
 # ---- one head, phi* as a kernel expansion -----------------------------------------------------
@@ -240,7 +244,9 @@ def kernel_gradient(
         prediction = network(spec, kernel_maps(head, spec, W, P, nudge), head.k[i], head.phi)
         loss = attentional_bias(spec.bias, prediction, head.v[i])
         wanted = [nudge[j] if j in P else w for j, w in enumerate(W)]
-        return list(torch.autograd.grad(loss, wanted, create_graph=True))
+        return constants_if(
+            spec.stop_gradient, torch.autograd.grad(loss, wanted, create_graph=True)
+        )
 
 
 # ---- the choices ------------------------------------------------------------------------------

@@ -201,11 +201,12 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def describe(spec: am.MemorySpec) -> str:
     """A short test id."""
     choices = (spec.features, spec.architecture, spec.bias, spec.optimizer, spec.retention)
-    return "-".join(map(short, choices)) + f"-b{spec.chunk}-c{spec.window}"
+    stopped = "-stopped" if spec.stop_gradient else ""
+    return "-".join(map(short, choices)) + f"-b{spec.chunk}-c{spec.window}{stopped}"
 
 
 def short(choice: object) -> str:
-    fields = ",".join(str(value) for value in vars(choice).values())
+    fields = ",".join(str(x) for x in vars(choice).values() if not isinstance(x, tuple))
     return f"{type(choice).__name__}({fields})" if fields else type(choice).__name__
 
 

@@ -98,6 +98,21 @@ EXTRA = (
     matrix(optimizer=am.Muon(5, period=4), architecture=am.MLP(2), chunk=4, window=6),
 )
 
+# The outer gradient takes the inner ones as constants: every way of computing them must agree.
+STOPPED = (
+    matrix(stop_gradient=True),
+    matrix(stop_gradient=True, retention=BEFORE),
+    matrix(stop_gradient=True, optimizer=am.Momentum(), retention=am.ScalarRetention(), window=2),
+    matrix(stop_gradient=True, retention=am.ChannelRetention(), bias=am.DotProduct(), chunk=4),
+    matrix(stop_gradient=True, optimizer=am.Implicit()),
+    matrix(stop_gradient=True, architecture=am.MLP(2), optimizer=am.Momentum(), chunk=4, window=3),
+    matrix(
+        stop_gradient=True, architecture=am.GatedMLP(2), optimizer=am.Muon(5), chunk=3, window=2
+    ),
+    matrix(stop_gradient=True, retention=am.SoftmaxRetention(), chunk=4, window=2),
+    kernel(am.Exponential(), stop_gradient=True, architecture=am.MLP(2), chunk=4, window=2),
+)
+
 KERNELS = (
     kernel(am.Exponential(), bias=am.DotProduct(), chunk=4),
     kernel(am.Exponential(normalize=False), bias=am.DotProduct(), chunk=4, window=3),
@@ -127,7 +142,7 @@ KERNELS = (
     kernel(am.Exponential(normalize=False), architecture=am.GatedMLP(2), bias=am.Lp(3.0), chunk=4),
 )
 
-ALL = GRID + EXTRA + KERNELS
+ALL = GRID + EXTRA + STOPPED + KERNELS
 # A few of every kind, for the tests that run each of them many times.
 FEW = (GRID[1], GRID[7], GRID[18], GRID[28], GRID[46], GRID[63], EXTRA[1], EXTRA[3], EXTRA[5])
 FEW += (EXTRA[7], EXTRA[10], EXTRA[14], EXTRA[16], KERNELS[2], KERNELS[8])
