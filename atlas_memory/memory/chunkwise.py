@@ -2,7 +2,7 @@
 
 Every inner gradient is rank one, u_i = d_i (x) x_i, so no weight matrix per token is ever made:
 
-    W_t x = A_t W'x + B_t S'x - sum_i C[t, i] (x_i . x) d_i
+    W_t x = A_t W'x + B_t S'x + sum_i C[t, i] (x_i . x) d_i
 
 three small matrix products per matrix of the memory, shaped like attention over the chunk's pairs.
 `docs/chunkwise.md` derives it.
@@ -26,7 +26,8 @@ class Coefficients:
     """What a chunk of m tokens and n pairs adds up to; names as in `omega.py`.
 
     A [g, m, 1] or [g, m, D], C [g, m, n] or [g, m, n, D] for ChannelRetention. B, T (Theta)
-    [g, m, 1] and P [g, m, n] only where the rule has momentum.
+    [g, m, 1] and P [g, m, n] only where the rule has momentum. C and P hold the sign of descent:
+    W_t = A W' + B S' + C u.
     """
 
     A: Tensor
@@ -37,7 +38,7 @@ class Coefficients:
 
 
 def coefficients(spec: MemorySpec, alpha: Tensor, steps: Tensor, theta: Tensor) -> Coefficients:
-    """From alpha [g, m(, D)], theta [g, m] and the banded steps eta * gamma [g, m, n]."""
+    """From alpha [g, m(, D)], theta [g, m] and the steps -eta * gamma [g, m, n]."""
     channel = isinstance(spec.retention, ChannelRetention)
     A = carried(alpha) if channel else carried(alpha)[..., None]
     T = P = B = None
@@ -70,8 +71,8 @@ class PairSum:
         c = self.coefficients
         z = self._carried(x)
         if c.C.dim() == 4:
-            return z - torch.einsum("gtd,gtnd,gnd->gtn", x, c.C, written) @ d
-        return torch.baddbmm(z, c.C * torch.bmm(x, written.mT), d, alpha=-1)
+            return z + torch.einsum("gtd,gtnd,gnd->gtn", x, c.C, written) @ d
+        return torch.baddbmm(z, c.C * torch.bmm(x, written.mT), d)
 
     def _carried(self, x: Tensor) -> Tensor:
         """A_t W'x + B_t S'x, scaling whichever of input and output is smaller."""
@@ -88,14 +89,14 @@ class PairSum:
         c = self.coefficients
         C, A = c.C[:, -1], c.A[:, -1:]
         scaled = (C if C.dim() == 3 else C[..., None]) * written
-        W = torch.baddbmm(A * self.W, d.mT, scaled, alpha=-1)
+        W = torch.baddbmm(A * self.W, d.mT, scaled)
         return W if self.S is None or c.B is None else torch.addcmul(W, c.B[:, -1:], self.S)
 
     def end_momentum(self) -> Tensor:
         d, written = self.pairs
         c = self.coefficients
         assert self.S is not None and c.T is not None and c.P is not None
-        return torch.baddbmm(c.T[:, -1:] * self.S, d.mT, c.P[:, -1, :, None] * written, alpha=-1)
+        return torch.baddbmm(c.T[:, -1:] * self.S, d.mT, c.P[:, -1, :, None] * written)
 
 
 def gradients(
@@ -128,7 +129,7 @@ def pair_body(spec: MemorySpec) -> Body:
         constants = shared[0] if shared else None
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = coefficients(spec, alpha, band(eta[..., None] * gamma), theta)
+        c = coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
         momenta = S or (None,) * half
         maps = [PairSum(w, s, p, c) for w, s, p in zip(L, momenta, pairs, strict=True)]
         y, _ = spec.architecture.forward(maps, phi_q, q)

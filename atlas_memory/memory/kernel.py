@@ -145,7 +145,7 @@ def _chunk_at_once(
     q, k, v, alpha, eta, theta, gamma = streams
     m, own = q.shape[1], k[:, spec.window - 1 :]
     pairs = _gradients(spec, start, similarity, k, v)
-    c = coefficients(spec, alpha, band(eta[..., None] * gamma), theta)
+    c = coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
     after = _append(start, own, torch.ones_like(alpha, dtype=torch.bool))
     causal = torch.ones(m, m, dtype=torch.bool, device=q.device).tril()
     seen = torch.cat(
@@ -165,7 +165,7 @@ def _chunk_at_once(
             z = x @ start.W[i].mT + A * (old @ start.p[n])
             if B is not None:
                 z = z + B * (old @ start.s[n])
-            return z - (e[..., -d.shape[1] :] * c.C) @ d
+            return z + (e[..., -d.shape[1] :] * c.C) @ d
 
         return apply
 
@@ -183,11 +183,11 @@ def _close(spec: MemorySpec, after: Expansion, sums: list[PairSum]) -> Expansion
         d = sums[i].pairs[0]
         older = (0, 0, after.keys.shape[1] - d.shape[1], 0)
         written = torch.nn.functional.pad(c.C[:, -1, :, None] * d, older)
-        new_p = c.A[:, -1:] * after.p[n] - written
+        new_p = c.A[:, -1:] * after.p[n] + written
         if c.B is not None and c.T is not None and c.P is not None:
             new_p = new_p + c.B[:, -1:] * after.s[n]
             surprise = torch.nn.functional.pad(c.P[:, -1, :, None] * d, older)
-            s.append(c.T[:, -1:] * after.s[n] - surprise)
+            s.append(c.T[:, -1:] * after.s[n] + surprise)
         p.append(new_p)
     W = tuple(w.W if i in inputs else w.end() for i, w in enumerate(sums))
     S = tuple(

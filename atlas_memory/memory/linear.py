@@ -3,7 +3,7 @@
 The rows of Table 1 with a matrix memory take the gradient at W_{t-1} itself. In a block of m
 tokens with c pairs each, e = (t, j) naming pair t - j in step t, the unknown surprises
 
-    delta_e = (A W' + B S') x_e - v_e - sum_{e' before} C[t-1, e'] (x_e' . x_e) delta_e'
+    delta_e = (A W' + B S') x_e - v_e + sum_{e' before} C[t-1, e'] (x_e' . x_e) delta_e'
 
 form a unit lower triangular system: solved once, the block is a sum over pairs as in
 `chunkwise.py`. With c = 1 and no momentum this is the delta rule's WY form.   [Atlas Eq. Delta Rule]
@@ -67,7 +67,7 @@ def _surprises(spec: MemorySpec, state: Tensors, x: Tensor, v: Tensor, c: Coeffi
     else:
         system = C * torch.bmm(x, x.mT)
     return torch.linalg.solve_triangular(
-        system + torch.eye(x.shape[1], dtype=x.dtype, device=x.device),
+        torch.eye(x.shape[1], dtype=x.dtype, device=x.device) - system,
         known,
         upper=False,
         unitriangular=True,
@@ -89,7 +89,7 @@ def linear_body(spec: MemorySpec) -> Body:
     ) -> tuple[Tensor, Tensors]:
         q, k, v, alpha, eta, theta, gamma = streams
         constants = shared[0] if shared else None
-        m, window, steps = q.shape[1], spec.window, eta[..., None] * gamma
+        m, window, steps = q.shape[1], spec.window, -eta[..., None] * gamma
         x = spec.features(k, constants)
         if isinstance(spec.bias, DotProduct):
             c = coefficients(spec, alpha, band(steps), theta)

@@ -4,8 +4,8 @@
 
 and what a whole chunk of such steps adds up to. With D_a[t, n] = a_t a_{t-1} .. a_{n+1},
 
-    S_t = Theta_t S' - sum_i P[t, i] u_i         P = D_theta Gamma   [Atlas Eq. 38, 39]
-    W_t = A_t W' + B_t S' - sum_i C[t, i] u_i    C = D_alpha P, B = D_alpha Theta
+    S_t = Theta_t S' + sum_i P[t, i] u_i         P = D_theta (-eta Gamma)   [Atlas Eq. 38, 39]
+    W_t = A_t W' + B_t S' + sum_i C[t, i] u_i    C = D_alpha P, B = D_alpha Theta
 """
 
 from collections.abc import Callable

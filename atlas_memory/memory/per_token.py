@@ -136,14 +136,14 @@ def mapped_body(spec: MemorySpec) -> Body:
         constants = shared[0] if shared else None
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = coefficients(spec, alpha, band(eta[..., None] * gamma), theta)
+        c = coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
         made, momenta = [], []
         for i, (l, p) in enumerate(zip(L, pairs, strict=True)):
-            L_t = c.A[..., None] * l[:, None] - accumulate(c.C, p)
+            L_t = c.A[..., None] * l[:, None] + accumulate(c.C, p)
             if c.B is not None and c.T is not None and c.P is not None:
                 L_t = L_t + c.B[..., None] * S[i][:, None]
                 scaled = c.P[:, -1, :, None] * p[1]
-                momenta.append(torch.baddbmm(c.T[:, -1:] * S[i], p[0].mT, scaled, alpha=-1))
+                momenta.append(torch.baddbmm(c.T[:, -1:] * S[i], p[0].mT, scaled))
             made.append(L_t)
         weights = [pad(spec.retention.weights(L_t), (0, 0, 0, 0, 1, 0)) for L_t in made]
         y, _ = spec.architecture.forward([Segments(w, None, 1) for w in weights], phi_q, q)
