@@ -172,8 +172,8 @@ def constants_if(stop: bool, gradients: Sequence[Tensor]) -> Weights:
 def run_kernel(head: Head, spec: Any) -> tuple[list[Tensor], Weights, Weights]:
     """First-layer maps are `W x + sum_i exp(x.k_i / sqrt(dk)) p_i`, later layers plain matrices.
 
-    `W` holds what acts on x itself (it only decays) and the later layers, `P[j][i]` the coefficient
-    of pair i in map j, `R` the same for the momentum.
+    `W` holds what acts on x itself (it never changes) and the later layers, `P[j][i]` the
+    coefficient of pair i in map j, `R` the same for the momentum.
     """
     first = first_layer(spec.architecture)
     W, S = head.weights, [torch.zeros_like(w) for w in head.weights]
@@ -206,7 +206,7 @@ def run_kernel(head: Head, spec: Any) -> tuple[list[Tensor], Weights, Weights]:
             s if j in first else (theta * s if heavy else 0.0) - eta * total[j]
             for j, s in enumerate(S)
         ]
-        W = [alpha * w + (0.0 if j in first else S[j]) for j, w in enumerate(W)]
+        W = [w if j in first else alpha * w + S[j] for j, w in enumerate(W)]
         outputs.append(network(spec, kernel_maps(head, spec, W, P), head.q[t], head.phi))
     return outputs, W, S
 

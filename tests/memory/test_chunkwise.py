@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import atlas_memory as am
-from tests.memory.cases import Sizes, assert_same, describe, draw, oracle, package, run
+from tests.memory.cases import Sizes, assert_same, describe, draw, named_gates, oracle, package, run
 from tests.memory.grid import (
     ALL,
     ARCHITECTURES,
@@ -58,6 +58,23 @@ def test_one_token(spec: am.MemorySpec) -> None:
 def test_chunkwise_equals_recurrent(spec: am.MemorySpec, t: int) -> None:
     problem = draw(spec, t, seed=3)
     assert_same(run(problem, spec, "chunkwise"), run(problem, spec, "recurrent"))
+
+
+@pytest.mark.parametrize("spec", FEW, ids=describe)
+def test_gates_at_their_ends(spec: am.MemorySpec) -> None:
+    """alpha = 0 forgets all, theta = 0 stops the momentum, eta = gamma = 0 write nothing: exact."""
+    problem = draw(spec, 11, seed=6)
+    generator = torch.Generator().manual_seed(7)
+
+    def shut(gate: torch.Tensor) -> torch.Tensor:
+        return gate * (torch.rand(gate.shape, generator=generator) > 0.3)
+
+    skip = ("alpha",) if spec.retention.mapped else ()
+    gates = {n: shut(gate) for n, gate in named_gates(problem.gates).items() if n not in skip}
+    problem = replace(problem, gates=replace(problem.gates, **gates))
+    expected = run(problem, spec, "oracle")
+    for form in ("recurrent", "chunkwise"):
+        assert_same(run(problem, spec, form), expected)
 
 
 def test_any_combination_works_or_is_refused() -> None:

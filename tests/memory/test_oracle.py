@@ -117,7 +117,7 @@ def test_phi_star_is_the_limit_of_the_polynomials() -> None:
     The matrix that acts on x is the degree-one part: exp(x.k / sqrt(dk)) belongs to x / dk^(1/4).
     """
     choices = dict(architecture=am.GatedMLP(2, residual=False), optimizer=am.Momentum())
-    choices |= dict(retention=am.ScalarRetention(), chunk=4, window=3)
+    choices |= dict(chunk=4, window=3)
     p = draw(kernel(am.Exponential(normalize=False), **choices), 9, Sizes(rows=1, dk=2, dv=3))
     scale, taylor = 2**0.25, [1 / math.factorial(i) for i in range(15)]
     wide = [p.weights[0]]

@@ -442,14 +442,20 @@ def test_attention_gradients() -> None:
 
 
 @FORMS
-def test_phi_star_is_the_limit_of_the_polynomials(form: str) -> None:
-    """Without normalizer, the kernel form is Polynomial(14) of x / dk^(1/4): a deep memory too."""
+@pytest.mark.parametrize("decay", [False, True])
+def test_phi_star_is_the_limit_of_the_polynomials(form: str, decay: bool) -> None:
+    """Without normalizer, the kernel form is Polynomial(14) of x / dk^(1/4): a deep memory too.
+
+    The matrix that acts on x is no part of what decays, so it is 0 where there is decay.
+    """
     choices = dict(architecture=am.MLP(2, residual=False), optimizer=am.Momentum())
-    choices |= dict(retention=am.ScalarRetention(), chunk=4, window=3)
+    choices |= dict(chunk=4, window=3)
+    choices["retention"] = am.ScalarRetention() if decay else am.NoRetention()
     star = kernel(am.Exponential(normalize=False), **choices)
     p = draw(star, 20, Sizes(dk=2, dv=3))
+    if decay:
+        p = replace(p, weights=(p.weights[0], 0 * p.weights[1]))
     series = matrix(features=am.Polynomial(14), **choices)
-    linear = torch.zeros(2, 6, series.features.dim(2), dtype=torch.float64)
     # Where the package keeps the two monomials of degree one is seen by differentiating at 0.
     slope = torch.func.jacrev(lambda x: series.features(x[None], inverse_factorials(14))[0])
     linear = p.weights[1] @ slope(torch.zeros(2, dtype=torch.float64)).T * 2**0.25
