@@ -20,7 +20,7 @@ def full_attention(
 ) -> Queries:
     """Token t attends to every slot up to its own, of its own document."""
     time, older = q.shape[1], k.shape[1] - q.shape[1]
-    return _attend(q, k, v, _mask(document, time, older, time + older, q.device), prefix)
+    return attend(q, k, v, visibility(document, time, older, time + older, q.device), prefix)
 
 
 def sliding_window_attention(
@@ -46,9 +46,9 @@ def sliding_window_attention(
         document = F.pad(document, (0, padding), value=-1).unfold(1, older + block, block)
         document = document.flatten(0, 1)
     q, k, v = (F.pad(x, (0, 0, 0, 0, 0, padding)) for x in (q, k, v))
-    mask = _mask(document, block, older, window, q.device)
+    mask = visibility(document, block, older, window, q.device)
     k, v = _blocks(k, older + block, block), _blocks(v, older + block, block)
-    answers = _attend(_blocks(q, block, block), k, v, mask, prefix)
+    answers = attend(_blocks(q, block, block), k, v, mask, prefix)
     return answers.reshape(q.shape)[:, :time]
 
 
@@ -57,10 +57,10 @@ def _blocks(x: Tensor, size: int, step: int) -> Tensor:
     return x.unfold(1, size, step).permute(0, 1, 4, 2, 3).flatten(0, 1)
 
 
-def _mask(
+def visibility(
     document: Documents | None, time: int, older: int, window: int, device: torch.device
 ) -> Tensor | None:
-    """Who sees whom; None stands for plain causal attention among `time` slots."""
+    """Which slots the last `time` ones see; None stands for all up to oneself, of `time` slots."""
     if document is None and older == 0 and window >= time:
         return None
     query = torch.arange(time, device=device)[:, None] + older
@@ -73,7 +73,8 @@ def _mask(
     return near & same | (slot == query)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: Prefix | None) -> Queries:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix: Prefix | None) -> Queries:
+    """softmax(q k^T / sqrt(d)) v over the slots that `mask` shows and over the prefix."""
     time = q.shape[1]
     if prefix is not None:
         if mask is None:

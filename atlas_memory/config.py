@@ -1,0 +1,157 @@
+"""AtlasConfig: a variant at a size, as the plain data that transformers saves."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import fields
+from hashlib import sha256
+from itertools import cycle, islice
+from typing import Any, Self
+
+from transformers import PreTrainedConfig
+
+from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict, suggest
+from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.variants import SIZES, VARIANTS, preset
+
+# What transformers itself writes into a config or passes to one, beside the fields it declares.
+_OF_TRANSFORMERS = {
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "torch_dtype",
+}
+
+
+class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+    """Shape of the outer network, its pattern of mixers and the memory inside them.
+
+    mixers: {"mixer": name, ...} per layer, repeated over the depth. memory: MemorySpec.to_dict().
+    Both may be given as objects of `blocks` and `memory`; they are stored as plain data.
+    """
+
+    model_type = "atlas_memory"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    variant: str | None = None
+    vocab_size: int = 32_000
+    hidden_size: int = 64
+    intermediate_size: int = 256
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    mixers: list[dict[str, Any]] | None = None
+    memory: dict[str, Any] | None = None
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        _refuse_unknown(others, type(self))
+        given = [{"mixer": "attention"}] if self.mixers is None else self.mixers
+        parsed = [m if not isinstance(m, dict) else mixer_from_dict(m) for m in given]
+        self.mixers = [mixer_to_dict(mixer) for mixer in parsed]
+        if isinstance(self.memory, MemorySpec):
+            self.memory = self.memory.to_dict()
+        elif self.memory is not None:
+            self.memory = MemorySpec.from_dict(self.memory).to_dict()
+        _check_shape(self)
+        super().__post_init__(**others)  # type: ignore[no-untyped-call]
+
+    @property
+    def memory_spec(self) -> MemorySpec | None:
+        return None if self.memory is None else MemorySpec.from_dict(self.memory)
+
+    @property
+    def width(self) -> Width:
+        heads = self.num_attention_heads
+        return Width(self.hidden_size, heads, self.memory_spec, self.rope_theta)
+
+    def mixer_of_layer(self) -> list[Mixer]:
+        """The mixer of every layer: the pattern, repeated over the depth."""
+        pattern = [mixer_from_dict(plain) for plain in self.mixers or []]
+        return list(islice(cycle(pattern), self.num_hidden_layers))
+
+    def fingerprint(self) -> str:
+        """Name, shape and a digest of the layers: equal where states can be exchanged."""
+        shape = f"{self.num_hidden_layers}x{self.hidden_size}x{self.num_attention_heads}"
+        layers = json.dumps([self.mixers, self.memory, self.rope_theta], sort_keys=True)
+        digest = sha256(layers.encode()).hexdigest()[:8]
+        return f"{self.variant or 'custom'}-{shape}-{digest}"
+
+    @classmethod
+    def from_variant(cls, variant: str, size: str = "small", **overrides: Any) -> Self:
+        """A model of the paper at a size; any field may be given as an override.
+
+        Fields of the memory are reached by a dot or a table: `**{"memory.window": 8}` or
+        `memory={"window": 8}`.
+        """
+        if variant not in VARIANTS:
+            raise ValueError(f"unknown variant {variant!r}; {suggest(variant, list(VARIANTS))}")
+        if size not in SIZES:
+            raise ValueError(f"unknown size {size!r}; {suggest(size, list(SIZES))}")
+        plain = deepcopy(preset(variant, size))
+        for name, value in overrides.items():
+            _override(plain, name, value, cls)
+        return cls(**plain)
+
+
+def _override(plain: dict[str, Any], name: str, value: Any, config: type[AtlasConfig]) -> None:
+    """Set one field, or by `memory.window` or a table of changes a field of the memory."""
+    head, _, rest = name.partition(".")
+    if head == "memory" and isinstance(value, dict) and plain["memory"] is not None:
+        changes = {rest: value} if rest else value
+    elif rest:
+        changes = {rest: value}
+    else:
+        _refuse_unknown({name: value}, config)
+        plain[name] = value
+        return
+    if head != "memory" or plain["memory"] is None:
+        raise ValueError(f"{name}={value!r}: {plain['variant']} has no memory with that field")
+    for path, change in changes.items():
+        _set(plain["memory"], path.split("."), change)
+
+
+def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
+    *way, last = path
+    for step in way:
+        if not isinstance(table.get(step), dict):
+            raise ValueError(f"unknown field {step!r} of the memory; {suggest(step, list(table))}")
+        table = table[step]
+    if last not in table:
+        raise ValueError(f"unknown field {last!r} of the memory; {suggest(last, list(table))}")
+    table[last] = value
+
+
+def _refuse_unknown(given: dict[str, Any], config: type[AtlasConfig]) -> None:
+    known = {field.name for field in fields(config)} | _OF_TRANSFORMERS
+    for name in given:
+        if name not in known and not name.startswith("_"):
+            own = [field for field in config.__annotations__ if field != "model_type"]
+            raise ValueError(f"unknown field {name!r} of AtlasConfig; {suggest(name, own)}")
+
+
+def _check_shape(config: AtlasConfig) -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    for name in (*sizes, "num_attention_heads"):
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
+    if config.hidden_size % config.num_attention_heads:
+        divisors = [h for h in range(1, config.hidden_size + 1) if config.hidden_size % h == 0]
+        raise ValueError(
+            f"num_attention_heads={config.num_attention_heads} does not divide "
+            f"hidden_size={config.hidden_size}; choose from: {', '.join(map(str, divisors))}"
+        )

@@ -1,0 +1,172 @@
+"""MAC: segments whose attention also sees what the memory recalls for them. [Titans Sec. 4.1]
+
+A segment begins with the memory as the segments before it have left it. Token j attends to
+[persistent | recalled 0..j | tokens 0..j], its answer is written into the memory, and what the
+memory then says gates it. Differs from Titans' picture: token j does not see what was recalled
+for the tokens after it, which would show it the future.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atlas_memory.layers.documents import Lengths, Starts, next_position, positions
+from atlas_memory.layers.kv_cache import KVCache
+from atlas_memory.layers.memory_layer import MemoryLayer, MemoryLayerState
+from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.pieces import Piece, cut_fresh, cut_rows
+from atlas_memory.layers.projections import in_heads, unit
+from atlas_memory.layers.rope import rotate
+from atlas_memory.layers.softmax import attend, visibility
+from atlas_memory.layers.state import LayerState
+from atlas_memory.memory.architectures import plain
+from atlas_memory.memory.feature_maps import Exponential
+
+
+@dataclass(frozen=True)
+class ContextState(LayerState):
+    """The memory, its matrices when the open segment began, and the segment's keys and values.
+
+    The cache has two keys per token, of the recalled vector and of the token itself, side by
+    side on the axis of heads.
+    """
+
+    memory: MemoryLayerState
+    recalled_from: tuple[Tensor, ...]  # [b, h, out, in]
+    cache: KVCache  # [b, segment - 1, 2 h, d]
+    position: Tensor  # [b]
+
+
+class MemoryAsContext(nn.Module):
+    """Attention inside segments of `segment` tokens around a memory of all that came before."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        memory: MemoryLayer,
+        *,
+        segment: int,
+        persistent: int = 0,
+        rope_theta: float = 10_000.0,
+    ) -> None:
+        super().__init__()
+        if isinstance(memory.spec.features, Exponential):
+            raise ValueError("MAC recalls from matrices; Exponential() keeps pairs, use MAG or MAL")
+        if segment < 1:
+            raise ValueError(f"a segment needs at least 1 token, got {segment}")
+        self.heads, self.segment, self.rope_theta = heads, segment, rope_theta
+        self.memory = memory
+        self.q_proj = nn.Linear(dim, dim, bias=False)
+        self.k_proj = nn.Linear(dim, dim, bias=False)
+        self.v_proj = nn.Linear(dim, dim, bias=False)
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+        self.recalled_norm, self.gate_norm, self.norm = RMSNorm(dim), RMSNorm(dim), RMSNorm(dim)
+        shape = (2, persistent, heads, dim // heads)
+        self.persistent = nn.Parameter(torch.empty(shape)) if persistent else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.persistent is not None:
+            nn.init.normal_(self.persistent)
+
+    def forward(
+        self,
+        x: Tensor,  # [b, t, dim]
+        state: ContextState | None = None,
+        *,
+        starts: Starts | None = None,
+        lengths: Lengths | None = None,
+    ) -> tuple[Tensor, ContextState]:
+        if state is None and starts is None and lengths is None:
+            cut = cut_fresh(len(x), x.shape[1], self.segment, x.device)
+        else:
+            begin = x.new_zeros(len(x), dtype=torch.int64) if state is None else state.position
+            cut = cut_rows(begin, x.shape[1], self.segment, starts, lengths)
+        outputs = []
+        for piece in cut.pieces:
+            y, state = self._read(piece.pick(x), piece, state)
+            outputs.append(y)
+        assert state is not None
+        return cut.join(outputs), state
+
+    def _read(
+        self, x: Tensor, piece: Piece, state: ContextState | None
+    ) -> tuple[Tensor, ContextState]:
+        """One piece: recall, attend, write what was attended to, and let the memory gate it."""
+        position = x.new_zeros(len(x), dtype=torch.int64) if state is None else state.position
+        starts = None if piece.starts is None else _first(piece.starts, x.shape[1])
+        weights = self._weights(piece, state, len(x))
+        recalled = self.recalled_norm(self.recall(x, weights))
+        place = positions(position, x.shape[1], starts) % self.segment
+        attended, cache = self._attend(x, recalled, place, piece, state)
+        past = None if state is None else state.memory
+        said, memory = self.memory(attended, past, starts=starts, lengths=piece.lengths)
+        y = self.norm(attended) * self.gate_norm(said).sigmoid()
+        after = next_position(position, x.shape[1], starts, piece.lengths)
+        return y, ContextState(memory, weights, cache, after)
+
+    def recall(self, x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+        """What a memory with fixed matrices answers to the tokens x, nothing being written."""
+        layer = self.memory
+        q = unit(in_heads(layer.projections.q_proj(x), layer.heads))
+        phi = layer.spec.features(q, layer.coefficients())
+        y, _ = layer.spec.architecture.forward([plain(W) for W in weights], phi, q)
+        recalled: Tensor = layer.read_out(x, y)
+        return recalled
+
+    def _weights(self, piece: Piece, state: ContextState | None, batch: int) -> tuple[Tensor, ...]:
+        """The matrices as they were when each row's open segment began."""
+        first = tuple(w.expand(batch, *w.shape) for w in self.memory.initial_weights())
+        if state is None:
+            return first
+        begins, looking = piece.begins, not torch.compiler.is_compiling()
+        if begins is not None and looking and not bool(begins.any()):
+            return state.recalled_from
+        weights = state.memory.memory.weights
+        if piece.starts is not None:
+            weights = _choose(piece.starts, first, weights)
+        return weights if begins is None else _choose(begins, weights, state.recalled_from)
+
+    def _attend(
+        self, x: Tensor, recalled: Tensor, place: Tensor, piece: Piece, state: ContextState | None
+    ) -> tuple[Tensor, KVCache]:
+        both = torch.stack([recalled, x], dim=2)
+        q = rotate(self.q_proj(x).unflatten(2, (self.heads, -1)), place, self.rope_theta)
+        k = self.k_proj(both).flatten(2).unflatten(2, (2 * self.heads, -1))
+        v = self.v_proj(both).flatten(2).unflatten(2, (2 * self.heads, -1))
+        k = rotate(k, place, self.rope_theta)
+        past = KVCache.empty(k, 0)
+        if state is not None and piece.begins is not None:
+            valid = state.cache.valid
+            assert valid is not None
+            past = replace(state.cache, valid=valid & ~piece.begins[:, None])
+        slots = past.append(k, v, None, piece.lengths)
+        document = past.documents(x.shape[1], None, None)
+        y = self._attend_twice(q, slots, document)
+        return self.o_proj(y.flatten(2)), slots.last(self.segment - 1, x.shape[1], piece.lengths)
+
+    def _attend_twice(self, q: Tensor, slots: KVCache, document: Tensor | None) -> Tensor:
+        """Recalled vectors and tokens in one softmax, each of them up to the query's own."""
+        time, total = q.shape[1], slots.keys.shape[1]
+        mask = visibility(document, time, total - time, total, q.device)
+        if mask is None:
+            mask = torch.ones(time, time, dtype=torch.bool, device=q.device).tril()
+        keys, values = (torch.cat(x.chunk(2, dim=2), dim=1) for x in (slots.keys, slots.values))
+        learned = self.persistent
+        prefix = None if learned is None else (learned[0], learned[1])
+        return attend(q, keys, values, torch.cat([mask, mask], dim=-1), prefix)
+
+
+def _first(flag: Tensor, time: int) -> Tensor:
+    """[b] -> [b, t], the flag at the first token."""
+    return F.pad(flag[:, None], (0, time - 1))
+
+
+def _choose(rows: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The matrices of a for the given rows, of b for the others."""
+    return tuple(torch.where(rows[:, None, None, None], x, y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,245 @@
+"""AtlasModel and AtlasForCausalLM: embed, blocks, head, as transformers knows a model."""
+
+# transformers is typed in parts: its base classes take FloatTensor where torch returns Tensor.
+# mypy: disable-error-code="no-untyped-call, untyped-decorator, no-any-return"
+# mypy: disable-error-code="arg-type, override, misc"
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from atlas_memory.blocks import Block
+from atlas_memory.cache import AtlasCache
+from atlas_memory.config import AtlasConfig
+from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.rows import Rows
+from atlas_memory.layers.state import State
+
+
+class AtlasPreTrainedModel(PreTrainedModel):
+    """What transformers has to know about every model of this package."""
+
+    config_class = AtlasConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _supports_sdpa = True
+    # Assisted generation would have to unread tokens: transformers refuses it for stateful models.
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Every module knows how it starts; the embeddings belong to the model."""
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+
+
+class AtlasModel(AtlasPreTrainedModel):
+    """Embedding, blocks and a final norm."""
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        dim, hidden, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        mixers = [mixer.build(config.width) for mixer in config.mixer_of_layer()]
+        self.embed_tokens = nn.Embedding(config.vocab_size, dim)
+        self.layers = nn.ModuleList(Block(dim, hidden, mixer, eps) for mixer in mixers)
+        self.norm = RMSNorm(dim, eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: AtlasCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        if output_attentions:
+            raise ValueError("output_attentions=True: a memory has no attention maps to return")
+        x = self._embed(input_ids, inputs_embeds)
+        cache = self._checked(past_key_values, len(x))
+        rows = Rows.read((x.shape[0], x.shape[1]), attention_mask, position_ids, cache.seen)
+        x, states, hidden = self._run(rows.pack(x), cache.states, rows)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        seen = cache.seen + x.shape[1]
+        return BaseModelOutputWithPast(
+            last_hidden_state=rows.unpack(x),
+            past_key_values=AtlasCache(states, seen, self.fingerprint) if use_cache else None,
+            hidden_states=tuple(map(rows.unpack, hidden)) if output_hidden_states else None,
+        )
+
+    def _run(
+        self, x: Tensor, states: tuple[State, ...], rows: Rows
+    ) -> tuple[Tensor, list[State], list[Tensor]]:
+        """Through all blocks: the normed output, the new states, and every block's input."""
+        before: tuple[State | None, ...] = states or (None,) * len(self.layers)
+        after, hidden = [], []
+        for block, state in zip(self.layers, before, strict=True):
+            hidden.append(x)
+            call = partial(block, starts=rows.starts, lengths=rows.lengths)
+            if self.gradient_checkpointing and self.training:
+                x, state = self._gradient_checkpointing_func(call, x, state)
+            else:
+                x, state = call(x, state)
+            after.append(state)
+        x = self.norm(x)
+        return x, after, [*hidden, x]
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds, and not both")
+        given = inputs_embeds if input_ids is None else input_ids
+        assert given is not None
+        if given.shape[1] == 0:
+            raise ValueError(
+                f"the text is empty: {tuple(given.shape)} has no token; give at least one"
+            )
+        if input_ids is None:
+            return given
+        if not torch.compiler.is_compiling() and not input_ids.is_meta:
+            _check_ids(input_ids, self.embed_tokens.num_embeddings)
+        embedded: Tensor = self.embed_tokens(input_ids)
+        return embedded
+
+    @property
+    def fingerprint(self) -> str:
+        """What two models must have in common to share a cache."""
+        return self.config.fingerprint()
+
+    def _checked(self, cache: AtlasCache | None, batch: int) -> AtlasCache:
+        if cache is None:
+            return AtlasCache()
+        if not isinstance(cache, AtlasCache):
+            raise ValueError(f"past_key_values is a {type(cache).__name__}; give an AtlasCache")
+        if cache.states and cache.fingerprint != self.fingerprint:
+            raise ValueError(
+                f"the cache was made by {cache.fingerprint} and this model is {self.fingerprint}; "
+                "give a cache of the same model"
+            )
+        if cache.states and cache.batch_size != batch:
+            raise ValueError(
+                f"the cache holds {cache.batch_size} rows and the input {batch}; "
+                "choose rows with cache.select(rows)"
+            )
+        return cache
+
+
+def _check_ids(input_ids: Tensor, vocabulary: int) -> None:
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"token id {wrong} is not in the vocabulary; ids go from 0 to {vocabulary - 1}"
+        )
+
+
+class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
+    """A language model: AtlasModel and a head over the vocabulary."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        self.model = AtlasModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: AtlasCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> CausalLMOutputWithPast:
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            if logits.shape[:2] != labels.shape:
+                raise ValueError(
+                    f"labels {tuple(labels.shape)} do not fit logits {tuple(logits.shape[:2])}; "
+                    "give one label per token and logits_to_keep=0"
+                )
+            seen = 0 if past_key_values is None else past_key_values.seen
+            rows = Rows.read((labels.shape[0], labels.shape[1]), attention_mask, position_ids, seen)
+            loss = next_token_loss(logits, rows.targets(labels), num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, next_sequence_length: int | None = None, **model_kwargs: Any
+    ) -> dict[str, Any]:
+        """transformers' own, which would silently misread a text shorter than its cache."""
+        if next_sequence_length is not None and next_sequence_length <= 0:
+            cache: AtlasCache = model_kwargs["past_key_values"]
+            raise ValueError(
+                f"the cache has read {cache.seen} tokens, the text has {input_ids.shape[1]}; give "
+                "the whole text, or its new tokens with an attention_mask that covers all of it"
+            )
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids, next_sequence_length=next_sequence_length, **model_kwargs
+        )
+        return inputs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *rest: Any
+    ) -> None:
+        """A cache of ours, whatever transformers would have made."""
+        kind = generation_config.cache_implementation
+        if kind is not None:
+            raise ValueError(f"cache_implementation={kind!r}: this model has one cache, AtlasCache")
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = AtlasCache()
+
+
+def next_token_loss(logits: Tensor, labels: Tensor, count: int | Tensor | None) -> Tensor:
+    """Cross entropy of every label given the logits before it; -100 is left out.
+
+    `count` is the number of labels to divide by where a batch comes in parts.
+    """
+    logits = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+    targets = labels[:, 1:].to(logits.device)
+    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    own = (targets != -100).sum().clamp(min=1)
+    return total / (own if count is None else count)

@@ -1,0 +1,290 @@
+"""The models of the paper as data: every row of its Table 1 and of its result tables.
+
+What separates two models is the text of a `replace`. What is a matter of measurement rather than
+of definition (windows, chunks, features per size) stands in the first section. [Atlas Table 7]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from atlas_memory.blocks import (
+    MAC,
+    MAG,
+    MAL,
+    Attention,
+    Mamba,
+    Mamba2,
+    Memory,
+    Mesa,
+    Mixer,
+    Width,
+    mixer_to_dict,
+)
+from atlas_memory.memory.architectures import MLP, GatedMLP, Matrix
+from atlas_memory.memory.attentional_bias import L2, DotProduct, Huber, Lp
+from atlas_memory.memory.feature_maps import (
+    Elementwise,
+    Exponential,
+    Features,
+    Identity,
+    Polynomial,
+    Sketch,
+)
+from atlas_memory.memory.optimizers import GradientDescent, Implicit, Momentum, Muon
+from atlas_memory.memory.retention import (
+    ChannelRetention,
+    FixedRetention,
+    LqRetention,
+    NoRetention,
+    ScalarRetention,
+    SoftmaxRetention,
+)
+from atlas_memory.memory.spec import MemorySpec
+
+# ---- what is measured: the paper gives none of these numbers for its main runs ----------------
+
+WINDOW = 16  # c: pairs that a step of the Omega rule looks at
+CHUNK = 16  # b: tokens that share one gradient point
+MUON = Muon(steps=5)
+POLYNOMIAL = Polynomial(degree=2)
+PERSISTENT = 4  # learned tokens in front of a hybrid's attention
+
+
+@dataclass(frozen=True)
+class Size:
+    """Depth, width and heads of the outer network, and what follows from how large they are.
+
+    parameters: the budget, at a vocabulary of `vocabulary`; the feed-forward networks get what
+    the mixers leave of it. window: of every sliding-window attention, and MAC's segment.
+    features, expansion: of the memories with a polynomial, exact where the budget allows it.
+    """
+
+    layers: int
+    dim: int
+    heads: int
+    parameters: int
+    vocabulary: int = 32_000
+    window: int = 2_048
+    features: Features = POLYNOMIAL
+    expansion: int = 4
+
+
+SIZES = {
+    "tiny": Size(3, 64, 4, 400_000, vocabulary=256, window=16),
+    "small": Size(6, 192, 6, 5_000_000, vocabulary=256, window=256),
+    "170m": Size(12, 768, 16, 170_000_000),
+    # Of a head of 64 phi_2 has 2,145 features, of 96 it has 4,753: four hidden layers' worth of
+    # them would be the whole budget. Of 256 it has 33,153, and one would be.
+    "340m": Size(24, 1024, 16, 340_000_000, expansion=1),
+    "760m": Size(24, 1536, 16, 760_000_000, expansion=1),
+    "1.3b": Size(18, 2048, 8, 1_300_000_000, features=Elementwise(degree=2)),
+}
+
+# ---- the rows ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model: its mixers, repeated over the depth, and the memory inside them."""
+
+    title: str
+    mixers: tuple[Mixer, ...] = (Memory(),)
+    memory: MemorySpec | None = None
+
+
+LINEAR_ATTENTION = MemorySpec(
+    features=Identity(),
+    architecture=Matrix(),
+    bias=DotProduct(),
+    optimizer=GradientDescent(),
+    retention=NoRetention(),
+    window=1,
+    chunk=1,
+)
+RETNET = replace(LINEAR_ATTENTION, retention=FixedRetention())
+GLA = replace(LINEAR_ATTENTION, retention=ChannelRetention())
+POLYSKETCHFORMER = replace(LINEAR_ATTENTION, features=Sketch(degree=4, size=16))
+
+DELTANET = replace(LINEAR_ATTENTION, bias=L2())
+LONGHORN = replace(DELTANET, optimizer=Implicit())
+GATED_DELTANET = replace(DELTANET, retention=ScalarRetention(before_gradient=True))
+RWKV7 = replace(DELTANET, retention=ChannelRetention())
+
+TTT_LINEAR = replace(DELTANET, chunk=CHUNK)
+TTT_MLP = replace(TTT_LINEAR, architecture=MLP(expansion=4))
+TITANS_MINUS = replace(TTT_MLP, retention=ScalarRetention())
+TITANS = replace(TITANS_MINUS, optimizer=Momentum())
+MONETA = replace(TITANS_MINUS, bias=Lp(3), retention=LqRetention(4))
+YAAD = replace(TITANS_MINUS, bias=Huber(1.0))
+MEMORA = replace(TITANS_MINUS, retention=SoftmaxRetention())
+
+DLA = replace(TITANS_MINUS, features=POLYNOMIAL, bias=DotProduct())
+SWLA = replace(DLA, window=WINDOW)
+DEEP_TRANSFORMER = replace(DLA, features=Exponential())
+SWDT = replace(DEEP_TRANSFORMER, window=WINDOW)
+OMEGANET = replace(SWLA, bias=L2())
+DOT = replace(OMEGANET, features=Exponential())
+ATLAS = replace(OMEGANET, optimizer=MUON)
+ATLAS_PLUS = replace(ATLAS, architecture=GatedMLP(expansion=4))
+
+ATTENTION = Attention(conv=4)
+SWA = Attention(conv=4, window=2_048)
+PLAIN_SWA = Attention(window=2_048)
+
+VARIANTS = {
+    "attention": Variant("Attention", (ATTENTION,)),
+    "swa": Variant("SWA", (SWA,)),
+    "linear_attention": Variant("Linear Attention", memory=LINEAR_ATTENTION),
+    "retnet": Variant("RetNet", memory=RETNET),
+    "gla": Variant("GLA", memory=GLA),
+    "polysketchformer": Variant("PolySketchFormer", memory=POLYSKETCHFORMER),
+    "ttt_linear": Variant("TTT (linear)", memory=TTT_LINEAR),
+    "ttt_mlp": Variant("TTT (MLP)", memory=TTT_MLP),
+    "deltanet": Variant("DeltaNet", memory=DELTANET),
+    "longhorn": Variant("Longhorn", memory=LONGHORN),
+    "gated_deltanet": Variant("Gated DeltaNet", memory=GATED_DELTANET),
+    "rwkv7": Variant("RWKV-7", memory=RWKV7),
+    "titans": Variant("Titans", memory=TITANS),
+    "titans_minus": Variant("Titans--", memory=TITANS_MINUS),
+    "moneta": Variant("Moneta", memory=MONETA),
+    "yaad": Variant("Yaad", memory=YAAD),
+    "memora": Variant("Memora", memory=MEMORA),
+    "mesa": Variant("Mesa", (Mesa(),)),
+    "dla": Variant("DLA", memory=DLA),
+    "swla": Variant("SWLA", memory=SWLA),
+    "deeptransformer": Variant("DeepTransformer", memory=DEEP_TRANSFORMER),
+    "swdt": Variant("SWDT", memory=SWDT),
+    "omeganet": Variant("OmegaNet", memory=OMEGANET),
+    "dot": Variant("Dot", memory=DOT),
+    "atlas": Variant("Atlas", memory=ATLAS),
+    "atlas_plus": Variant("Atlas++", memory=ATLAS_PLUS),
+    "atlas_mac": Variant("Atlas (MAC)", (MAC(segment=2_048, persistent=PERSISTENT),), ATLAS),
+    "atlas_mag": Variant("Atlas (MAG)", (MAG(window=2_048, persistent=PERSISTENT),), ATLAS),
+    "atlas_mal": Variant("Atlas (MAL)", (MAL(window=2_048, persistent=PERSISTENT),), ATLAS),
+    "samba": Variant("Samba", (Mamba(), PLAIN_SWA)),
+    "gated_deltanet_h2": Variant(
+        "Gated DeltaNet-H2", (Mamba2(), Memory(), PLAIN_SWA), GATED_DELTANET
+    ),
+    "transformer_plus": Variant("Transformer++", (Attention(),)),
+    "mamba": Variant("Mamba", (Mamba(),)),
+    "mamba2": Variant("Mamba2", (Mamba2(),)),
+}
+
+
+def variants() -> tuple[str, ...]:
+    """Every name that `AtlasConfig.from_variant` knows."""
+    return tuple(VARIANTS)
+
+
+# ---- a variant at a size -----------------------------------------------------------------------
+
+
+@lru_cache
+def preset(variant: str, size: str) -> dict[str, Any]:
+    """The fields of AtlasConfig for a variant at a size; read it, do not write to it."""
+    shape, model = SIZES[size], VARIANTS[variant]
+    memory = None if model.memory is None else _sized_memory(model.memory, shape)
+    mixers = [_sized_mixer(mixer, shape) for mixer in model.mixers]
+    return {
+        "variant": variant,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.dim,
+        "intermediate_size": _feed_forward_width(mixers, memory, shape),
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "mixers": [mixer_to_dict(mixer) for mixer in mixers],
+        "memory": None if memory is None else memory.to_dict(),
+    }
+
+
+def _sized_memory(memory: MemorySpec, shape: Size) -> MemorySpec:
+    if not isinstance(memory.features, Polynomial) or isinstance(memory.architecture, Matrix):
+        return memory
+    architecture = replace(memory.architecture, expansion=shape.expansion)
+    return replace(memory, features=shape.features, architecture=architecture)
+
+
+def _sized_mixer(mixer: Mixer, shape: Size) -> Mixer:
+    match mixer:
+        case Attention(window=int()) | MAG() | MAL():
+            return replace(mixer, window=shape.window)
+        case MAC():
+            return replace(mixer, segment=shape.window)
+        case _:
+            return mixer
+
+
+def _feed_forward_width(mixers: list[Mixer], memory: MemorySpec | None, shape: Size) -> int:
+    """What the budget leaves for SwiGLU, in steps of 16 and never less than the model's width.
+
+    Two variants of one size have the same number of parameters, wherever they put them.
+    """
+    width = Width(shape.dim, shape.heads, memory)
+    with torch.device("meta"):
+        built = [mixer.build(width) for mixer in mixers]
+    counts = [sum(p.numel() for p in mixer.parameters()) for mixer in built]
+    depth = islice(cycle(counts), shape.layers)
+    norms = (2 * shape.layers + 1) * shape.dim
+    left = shape.parameters - shape.vocabulary * shape.dim - norms - sum(depth)
+    return max(shape.dim, round(left / shape.layers / (3 * shape.dim) / 16) * 16)
+
+
+# ---- the paper's Table 1, as printed; Yaad, Mesa, SWLA and the hybrids are not in it ------------
+
+MARKS = (
+    "dynamic decay",
+    "deep memory",
+    "non-linear capacity",
+    "locally optimal",
+    "flexible context",
+)
+
+# name | attentional bias | optimizer | the five marks | memory write M_t =
+_TABLE_1 = """
+attention | sum_t a_t ||M k_t - v_t||^2 | NP | - - + + - | M_{t-1} + {(k_t, v_t)}
+swa | sum_{t>=c} a_t ||M k_t - v_t||^2 | NP | - - + + + | M_{t-1} - {(k_c, v_c)} + {(k_t, v_t)}
+linear_attention | <M k_t, v_t> | GD | - - - - - | M_{t-1} + v_t k_t^T
+retnet | <M k_t, v_t> | GD | - - - - - | alpha M_{t-1} + v_t k_t^T
+gla | <M k_t, v_t> | GD | + - - - - | Diag(alpha_t) M_{t-1} + v_t k_t^T
+polysketchformer | <M k_t^p, v_t> | GD | - - + - - | M_{t-1} + v_t (k_t^T)^p
+ttt_linear | ||M(k_t) - v_t||^2 | GD | - + - - - | M_{t-1} - eta grad l
+ttt_mlp | ||M(k_t) - v_t||^2 | GD | - + - - - | M_{t-1} - eta grad l
+deltanet | ||M k - v||^2 | GD | - - - - - | (I - beta_t k k^T) M_{t-1} + beta_t v k^T
+longhorn | ||M k - v||^2 | implicit GD | - - - - - | (I - delta_t k k^T) M_{t-1} + delta_t v k^T
+gated_deltanet | ||M k - v||^2 | GD | + - - - - | alpha_t (I - beta_t k k^T) M_{t-1} + beta_t v k^T
+rwkv7 | ||M k - v||^2 | GD | + - - - - | (diag(alpha_t) - beta_t k k^T) M_{t-1} + beta_t v k^T
+titans | ||M(k_t) - v_t||^2 | GD + momentum | + + - - - | alpha_t M_{t-1} + S_t
+titans_minus | ||M(k_t) - v_t||^2 | GD | + + - - - | alpha_t M_{t-1} - eta_t grad l
+moneta | ||M(k_t) - v_t||_p^p | GD | + + + - - | alpha_t M_{t-1} - eta_t grad l
+memora | ||M(k_t) - v_t||^2 | GD | + + - - - | sigma(alpha_t log M_{t-1} - eta_t grad l)
+dla | <M(phi(k_t)), v_t> | GD | + + - - - | alpha_t M_{t-1} - eta_t grad l
+deeptransformer | <M(phi*(k_t)), v_t> | GD | + + + - - | alpha_t M_{t-1} - eta_t grad l
+swdt | sum_{i>=c} <M(phi*(k_i)), v_i> | GD | + + + - + | alpha_t M_{t-1} - eta_t grad l
+omeganet | sum_{i>=c} g_i ||M(phi(k_i)) - v_i||^2 | GD | + + + - + | alpha_t M_{t-1} - eta_t grad l
+dot | sum_{i>=c} g_i ||M(phi*(k_i)) - v_i||^2 | GD | + + + - + | alpha_t M_{t-1} - eta_t grad l
+atlas | sum_{i>=c} g_i ||M(phi(k_i)) - v_i||^2 | Muon | + + + + + | alpha_t M_{t-1} - eta_t NS5(S_t)
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the paper's Table 1; `marks` answers the five questions of MARKS."""
+
+    bias: str
+    optimizer: str
+    marks: tuple[bool, ...]
+    write: str
+
+
+def _row(line: str) -> tuple[str, Row]:
+    name, bias, optimizer, marks, write = line.split(" | ")
+    return name, Row(bias, optimizer, tuple(mark == "+" for mark in marks.split()), write)
+
+
+TABLE_1 = dict(_row(line) for line in _TABLE_1.strip().splitlines())
