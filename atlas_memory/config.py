@@ -9,7 +9,7 @@ from hashlib import sha256
 from itertools import cycle, islice
 from typing import Any, Self
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict, suggest
 from atlas_memory.memory.spec import MemorySpec
@@ -155,3 +155,6 @@ def _check_shape(config: AtlasConfig) -> None:
             f"num_attention_heads={config.num_attention_heads} does not divide "
             f"hidden_size={config.hidden_size}; choose from: {', '.join(map(str, divisors))}"
         )
+
+
+AutoConfig.register(AtlasConfig.model_type, AtlasConfig, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
@@ -243,3 +243,7 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: int | Tensor | None) 
     total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     own = (targets != -100).sum().clamp(min=1)
     return total / (own if count is None else count)
+
+
+AutoModel.register(AtlasConfig, AtlasModel, exist_ok=True)
+AutoModelForCausalLM.register(AtlasConfig, AtlasForCausalLM, exist_ok=True)

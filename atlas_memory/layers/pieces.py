@@ -70,12 +70,7 @@ def cut_rows(
         place = torch.where(member, offset + column - first, place)
         offset += width
         ragged = lengths is not None if time == 1 else bool((count < width).any())
-        pieces.append(
-            Piece(
-                index,
-                count if ragged else None,
-                opens.gather(1, first)[:, 0],
-                None if starts is None else starts.gather(1, first)[:, 0],
-            )
-        )
+        begins = (opens & member).any(dim=1)
+        fresh = None if starts is None else (starts & member).any(dim=1)
+        pieces.append(Piece(index, count if ragged else None, begins, fresh))
     return Cut(pieces, place)
