@@ -46,7 +46,7 @@ class _ThroughGelu(torch.autograd.Function):
 
 
 def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
-    passed: Tensor = _ThroughGelu.apply(gradient, z)
+    passed: Tensor = _ThroughGelu.apply(gradient, z)  # type: ignore[no-untyped-call]
     return passed
 
 

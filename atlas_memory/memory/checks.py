@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import Gates
@@ -45,8 +46,8 @@ def check_constants(spec: MemorySpec, constants: Tensor | None, k: Tensor) -> No
     shapes = [list(expected.shape), [k.shape[1], *expected.shape]]
     if list(constants.shape) not in shapes:
         raise ValueError(
-            f"coefficients {list(constants.shape)}: {spec.features!r} needs {shapes[0]} or, one set "
-            f"per head, {shapes[1]}"
+            f"coefficients {list(constants.shape)}: {spec.features!r} needs {shapes[0]}, or "
+            f"{shapes[1]} with one set per head"
         )
 
 
@@ -60,8 +61,8 @@ def _check_weights(weights: Tensors, spec: MemorySpec, k: Tensor, v: Tensor) -> 
     )
     if not fits:
         raise ValueError(
-            f"weights {given}: {spec.architecture!r} with {spec.features!r}, dk={dk}, dv={dv} needs "
-            f"{', '.join(right)} (or with the batch of {b} in front)"
+            f"weights {given}: {spec.architecture!r} with {spec.features!r}, dk={dk}, dv={dv} "
+            f"needs {', '.join(right)} (or with the batch of {b} in front)"
         )
 
 
@@ -79,19 +80,26 @@ def _check_gates(gates: Gates, spec: MemorySpec, k: Tensor) -> None:
     right = {"alpha": alpha, "eta": [b, h, t], "theta": [b, h, t], "gamma": [b, h, t, spec.window]}
     for (name, shape), gate in zip(right.items(), gates.tensors(), strict=True):
         if gate is not None and list(gate.shape) != shape:
-            why = f" (window={spec.window})" if name == "gamma" else ""
+            why = {"alpha": f" for {spec.retention!r}", "gamma": f" for window={spec.window}"}
             raise ValueError(
-                f"{name} {list(gate.shape)}: {type(spec.retention).__name__ if name == 'alpha' else 'memorize'}"
-                f" needs {shape}{why}"
+                f"{name} {list(gate.shape)}: memorize needs {shape}{why.get(name, '')}"
             )
+        if gate is not None and name in ("alpha", "theta") and bool((gate < 0).any()):
+            raise ValueError(f"{name} has {float(gate.min()):.3g}: a decay must be 0 or more")
 
 
 def _check_rows(starts: Tensor | None, lengths: Tensor | None, k: Tensor) -> None:
     b, _, t, _ = k.shape
-    if starts is not None and list(starts.shape) != [b, t]:
-        raise ValueError(f"starts {list(starts.shape)}: memorize needs bool [b, t] = [{b}, {t}]")
-    if lengths is not None and (list(lengths.shape) != [b] or bool((lengths > t).any())):
-        raise ValueError(f"lengths {lengths.tolist()}: one per row of {b}, each at most t={t}")
+    if starts is not None and (list(starts.shape) != [b, t] or starts.dtype != torch.bool):
+        given = f"{starts.dtype} {list(starts.shape)}"
+        raise ValueError(f"starts {given}: memorize needs torch.bool [b, t] = [{b}, {t}]")
+    if lengths is None:
+        return
+    if list(lengths.shape) != [b] or lengths.is_floating_point():
+        given = f"{lengths.dtype} {list(lengths.shape)}"
+        raise ValueError(f"lengths {given}: memorize needs whole numbers [b] = [{b}]")
+    if bool((lengths > t).any()) or bool((lengths < 0).any()):
+        raise ValueError(f"lengths {lengths.tolist()}: each must be between 0 and t={t}")
 
 
 def check_state(
@@ -108,8 +116,8 @@ def check_state(
     here = [list(x.shape) for x in (*initial, k[:, :, 0:0], v[:, :, 0:0])]
     if made != here:
         raise ValueError(
-            f"the state holds {made[:-2]} for {made[-2][0]} rows and {made[-2][1]} heads, this call "
-            f"needs {here[:-2]}; select the rows, or start from state=None"
+            f"the state holds {made[:-2]} for {made[-2][0]} rows and {made[-2][1]} heads, this "
+            f"call needs {here[:-2]}; select the rows, or start from state=None"
         )
     if state.start[0].dtype != initial[0].dtype:
         raise ValueError(

@@ -57,6 +57,20 @@ def coefficients(spec: MemorySpec, alpha: Tensor, steps: Tensor, theta: Tensor) 
     return Coefficients(A, C, B, T, P)
 
 
+def rows_at(c: Coefficients, count: Tensor) -> Coefficients:
+    """Only the row of each sequence's last token (the count-th), so that `end` ends there."""
+
+    def row(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        index = (count - 1).clamp(min=0).view(-1, *(1,) * (x.dim() - 1))
+        return x.gather(1, index.expand(-1, 1, *x.shape[2:]))
+
+    A, C = row(c.A), row(c.C)
+    assert A is not None and C is not None
+    return Coefficients(A, C, row(c.B), row(c.T), row(c.P))
+
+
 @dataclass(frozen=True)
 class PairSum:
     """x -> W_t x at every token of the chunk, without W_t."""
@@ -113,8 +127,8 @@ def gradients(
 def gradient_point(spec: MemorySpec, L: Tensors, alpha: Tensor) -> Tensors:
     """The weights at which a chunk's gradients are taken."""
     if isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient:
-        return tuple(alpha[:, :1, None] * l for l in L)
-    return tuple(spec.retention.weights(l) for l in L)
+        return tuple(alpha[:, :1, None] * w for w in L)
+    return tuple(spec.retention.weights(w) for w in L)
 
 
 def pair_body(spec: MemorySpec) -> Body:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class FeatureMap(Protocol):
-    """A map R^dk -> R^D. `constants` are what it multiplies with: learnable, or random and fixed."""
+    """A map R^dk -> R^D; `constants` is what it multiplies with, learnable or random."""
 
     def dim(self, dk: int) -> int: ...
     def constants(self, dk: int) -> Tensor | None: ...
@@ -161,7 +161,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Exponential:
-    """phi*(x) = (1, x, x^(2)/sqrt(2!), ..), of infinite dimension, never truncated.   [Atlas Eq. 22]
+    """phi*(x) = (1, x, x (x) x / sqrt(2!), ..), infinite, never truncated.   [Atlas Eq. 22]
 
     The first matrix of the memory becomes a kernel expansion; see `kernel.py`. The matrix that
     `weights` holds for it acts on x itself, so D = dk.

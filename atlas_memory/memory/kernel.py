@@ -4,9 +4,9 @@ A matrix that acts on phi*(x) is never made; it is the kernel expansion
 
     W_t phi*(x) = W_0 x + sum_i exp(x . k_i / sqrt(dk)) p_i(t)
 
-whose coefficients p_i accumulate what the rule writes: p(t) = alpha_t p(t-1) + s(t), where the step
-adds -eta_t gamma[t, j] d_{t-j} to the coefficient of pair t - j. With `normalize` the sum is divided
-by sum_i exp(.) over the pairs it runs over. Matrix memory, the dot-product bias and eta = alpha = 1
+whose coefficients p_i accumulate what the rule writes: p(t) = alpha_t p(t-1) + .., a step adding
+-eta_t gamma[t, j] d_{t-j} to the coefficient of pair t - j. With `normalize` the sum is divided by
+sum_i exp(.) over the pairs it runs over. Matrix memory, the dot-product bias and eta = alpha = 1
 give softmax attention. The later matrices of the memory are ordinary ones.
 
 W_0 x is the map's fixed part and does not decay. The state grows by one coefficient per token.
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from atlas_memory.memory.architectures import LinearMap, RankOne, plain
-from atlas_memory.memory.chunkwise import PairSum, coefficients
+from atlas_memory.memory.chunkwise import PairSum, coefficients, rows_at
+from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.layout import Layout, arrange, gather
 from atlas_memory.memory.omega import band
 from atlas_memory.memory.optimizers import TokenGates
@@ -128,8 +129,8 @@ def _chunk_one_by_one(
     for t in range(q.shape[1]):
         now = _append(now, k[:, t + c - 1 : t + c], torch.ones_like(alpha[:, :1], dtype=torch.bool))
         pairs = _gradients(spec, start, similarity, k[:, t : t + c], v[:, t : t + c])
-        shaped = (x[:, t, None, None] for x in (alpha, eta, theta))
-        gates = TokenGates(*shaped, steps=torch.ones_like(alpha[:, t, None, None]))
+        at = [x[:, t, None, None] for x in (alpha, eta, theta)]
+        gates = TokenGates(at[0], at[1], at[2], steps=torch.ones_like(at[0]))
         now = _write_token(spec, now, pairs, gamma[:, t].flip(-1), gates)
         here = q[:, t : t + 1]
         outputs.append(spec.architecture.forward(_network(spec, now, similarity), here, here)[0])
@@ -250,8 +251,37 @@ def memorize_kernel(
         y, e = _chunk(spec, e, streams, layout.count[:, j].repeat_interleave(heads), j, one_by_one)
         outputs.append(y)
     y = gather(torch.cat(outputs, dim=1).unflatten(0, (-1, heads)), layout.slot)
-    per_head = lambda x: x.unflatten(0, (-1, heads))
-    return y, tuple(map(per_head, e.W)), tuple(map(per_head, e.S)), _past(spec, e, heads)
+    W, S = (tuple(x.unflatten(0, (-1, heads)) for x in part) for part in (e.W, e.S))
+    return y, W, S, _past(spec, e, heads)
+
+
+def replay_kernel(state: MemoryState) -> tuple[Tensors, Tensors]:
+    """W and S as of the last token; the matrices of phi* keep their fixed part W_0."""
+    tokens, spec, heads = Tokens.of_state(state), state.spec, state.keys.shape[1]
+    if spec.open_tokens == 0:
+        return state.start, state.start_momentum
+    layout = arrange(tokens.offset, tokens.recent, 0, spec.chunk, None, None)
+    _, k, v, alpha, eta, theta, gamma = _laid_out(tokens, layout, spec.window - 1)
+    e = _open(state, heads)
+    pairs = _gradients(spec, e, Similarity(_normalize(spec)), k, v)
+    count = tokens.offset.repeat_interleave(heads)
+    c = rows_at(coefficients(spec, alpha, band(-eta[..., None] * gamma), theta), count)
+    momenta = e.S or (None,) * len(e.W)
+    opened, W, S = (count > 0)[:, None, None], list(e.W), list(e.S)
+    for i, (w, s, p) in enumerate(zip(e.W, momenta, pairs, strict=True)):
+        if i in spec.architecture.inputs:
+            continue
+        now = PairSum(w, s, p, c)
+        W[i] = torch.where(opened, now.end(), w)
+        if s is not None:
+            S[i] = torch.where(opened, now.end_momentum(), s)
+    per_head = [tuple(x.unflatten(0, (-1, heads)) for x in part) for part in (W, S)]
+    return per_head[0], per_head[1]
+
+
+def _normalize(spec: MemorySpec) -> bool:
+    assert isinstance(spec.features, Exponential)
+    return spec.features.normalize
 
 
 def _chunk(
@@ -261,7 +291,7 @@ def _chunk(
     widths = (0, back, back, 0, 0, 0, 0)
     cut = tuple(x[:, j * b : (j + 1) * b + w] for x, w in zip(streams, widths, strict=True))
     run = _chunk_one_by_one if one_by_one else _chunk_at_once
-    arguments = spec, e, cut, Similarity(spec.features.normalize)  # type: ignore[union-attr]
+    arguments = spec, e, cut, Similarity(_normalize(spec))
     if torch.is_grad_enabled() and not one_by_one:
         y, after = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
     else:

@@ -6,7 +6,7 @@ tokens with c pairs each, e = (t, j) naming pair t - j in step t, the unknown su
     delta_e = (A W' + B S') x_e - v_e + sum_{e' before} C[t-1, e'] (x_e' . x_e) delta_e'
 
 form a unit lower triangular system: solved once, the block is a sum over pairs as in
-`chunkwise.py`. With c = 1 and no momentum this is the delta rule's WY form.   [Atlas Eq. Delta Rule]
+`chunkwise.py`. With c = 1 and no momentum it is the delta rule's WY form. [Atlas Eq. Delta Rule]
 The dot-product bias has delta = -v and nothing to solve.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.attentional_bias import DotProduct
-from atlas_memory.memory.chunkwise import Coefficients, PairSum, coefficients
+from atlas_memory.memory.chunkwise import Coefficients, PairSum, coefficients, rows_at
 from atlas_memory.memory.omega import band
 from atlas_memory.memory.retention import ScalarRetention
 from atlas_memory.memory.scan import Body, Tensors
@@ -36,7 +36,7 @@ def _each_window(x: Tensor, m: int, window: int) -> Tensor:
 
 
 def _before(c: Coefficients, alpha: Tensor, spec: MemorySpec) -> Coefficients:
-    """The coefficients of the point where step t takes its gradient: W_{t-1}, or alpha_t W_{t-1}."""
+    """The coefficients of the point of step t's gradient: W_{t-1}, or alpha_t W_{t-1}."""
 
     def shift(x: Tensor | None, first: float) -> Tensor | None:
         if x is None:
@@ -62,10 +62,8 @@ def _surprises(spec: MemorySpec, state: Tensors, x: Tensor, v: Tensor, c: Coeffi
     known = torch.bmm(A * x, W.mT) - v
     if c.B is not None:
         known = torch.baddbmm(known, _repeat(c.B, window) * x, state[1].mT)
-    if C.dim() == 4:
-        system = torch.einsum("gtd,gtnd,gnd->gtn", x, C, x)
-    else:
-        system = C * torch.bmm(x, x.mT)
+    channel = C.dim() == 4
+    system = torch.einsum("gtd,gtnd,gnd->gtn", x, C, x) if channel else C * torch.bmm(x, x.mT)
     return torch.linalg.solve_triangular(
         torch.eye(x.shape[1], dtype=x.dtype, device=x.device) - system,
         known,
@@ -103,21 +101,7 @@ def linear_body(spec: MemorySpec) -> Body:
         S = state[1] if spec.optimizer.momentum else None
         read = PairSum(state[0], S, (delta, x), c)
         y = read(spec.features(q, constants))
-        ends = read if count is None else PairSum(state[0], S, (delta, x), _rows(c, count))
+        ends = read if count is None else PairSum(state[0], S, (delta, x), rows_at(c, count))
         return y, (ends.end(), *((ends.end_momentum(),) if S is not None else ()))
 
     return body
-
-
-def _rows(c: Coefficients, count: Tensor) -> Coefficients:
-    """Only the row of each sequence's last token, so that `end` ends there."""
-
-    def row(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        index = (count - 1).clamp(min=0).view(-1, *(1,) * (x.dim() - 1))
-        return x.gather(1, index.expand(-1, 1, *x.shape[2:]))
-
-    A, C = row(c.A), row(c.C)
-    assert A is not None and C is not None
-    return Coefficients(A, C, row(c.B), row(c.T), row(c.P))

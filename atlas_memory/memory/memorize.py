@@ -15,6 +15,7 @@ from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.optimizers import Implicit, Muon
 from atlas_memory.memory.per_token import mapped_body, muon_body
 from atlas_memory.memory.recurrent import memorize_recurrent
+from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Plan, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
@@ -82,7 +83,7 @@ def fresh_state(
     """A memory that has read nothing, for rows and heads like those of k and v."""
     (b, h, _, dk), dv = k.shape, v.shape[-1]
     recent, opened, features = spec.recent_pairs, spec.open_tokens, spec.features.dim(dk)
-    wide = (features,) if type(spec.retention).__name__ == "ChannelRetention" else ()
+    wide = (features,) if isinstance(spec.retention, ChannelRetention) else ()
     gates = Gates(
         alpha=k.new_ones(b, h, opened, *wide),
         eta=k.new_zeros(b, h, opened),
@@ -101,7 +102,7 @@ def fresh_state(
     return MemoryState(
         spec=spec,
         start=initial,
-        start_momentum=tuple(torch.zeros_like(l) for l in initial)
+        start_momentum=tuple(torch.zeros_like(w) for w in initial)
         if spec.optimizer.momentum
         else (),
         keys=k.new_zeros(b, h, recent, dk),
@@ -116,15 +117,12 @@ def fresh_state(
 def _complete(
     spec: MemorySpec, gates: Gates, k: Tensor, age: Tensor, constants: Tensor | None
 ) -> Gates:
-    """Fill in what is None, give every gate its full shape, close gates of pairs that never were."""
+    """Every gate in its full shape, what is None filled in, gates of pairs that never were shut."""
     b, h, t = k.shape[:3]
     alpha, eta, theta, gamma = gates.tensors()
     if alpha is None:
-        wide = (
-            (spec.features.dim(k.shape[-1]),)
-            if type(spec.retention).__name__ == "ChannelRetention"
-            else ()
-        )
+        channel = isinstance(spec.retention, ChannelRetention)
+        wide = (spec.features.dim(k.shape[-1]),) if channel else ()
         alpha = k.new_ones(()).expand(b, h, t, *wide)
     elif alpha.dim() == 1:
         alpha = alpha[None, :, None].expand(b, h, t)
@@ -172,7 +170,7 @@ def _memorize_chunkwise(
         fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
         count=None if layout is None else layout.count.repeat_interleave(heads, 0),
     )
-    zeros = tuple(torch.zeros_like(l) for l in initial) if spec.optimizer.momentum else ()
+    zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
     y, after = scan(
         _body(spec),
         plan,

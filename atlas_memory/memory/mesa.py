@@ -1,8 +1,11 @@
 """The global least-squares memory: c = infinity, solved exactly at every token.   [Atlas Eq. 7, 14]
 
     M_t = argmin_M sum_{i <= t} zeta_{t,i} ||M k_i - v_i||^2 + lambda ||M||^2
+        = G_t (H_t + lambda I)^-1,   zeta_{t,i} = alpha_t .. alpha_{i+1}
 
-with zeta_{t,i} = alpha_t .. alpha_{i+1}: the Mesa layer.   [von Oswald et al. 2023]
+the Mesa layer [von Oswald et al. 2023]. The recursive inverse (Sherman-Morrison on R = H^-1) is the
+same for alpha = 1; with alpha < 1 it lets lambda decay with the pairs and R overflows in
+directions that no key excites. So H is carried, and y_t = G_t x with (H_t + lambda I) x = q_t.
 """
 
 from dataclasses import dataclass
@@ -10,30 +13,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atlas_memory.memory.omega import carried, decay
+
+BLOCK = 32
+
 
 @dataclass(frozen=True)
 class MesaState:
-    """G = sum zeta v k^T [b, h, dv, dk], R = (sum zeta k k^T + Lambda)^-1 [b, h, dk, dk]."""
+    """G = sum zeta v k^T [b, h, dv, dk], H = sum zeta k k^T [b, h, dk, dk], ridge [h]."""
 
     G: Tensor
-    R: Tensor
+    H: Tensor
+    ridge: Tensor
 
     @property
     def num_bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in (self.G, self.R))
+        return sum(x.numel() * x.element_size() for x in (self.G, self.H))
 
     @property
     def weights(self) -> tuple[Tensor]:
-        return (self.G @ self.R,)
+        """M_t [b, h, dv, dk]."""
+        return (torch.linalg.solve(self.H + _ridge(self.ridge, self.H), self.G, left=False),)
 
     def detach(self) -> "MesaState":
-        return MesaState(self.G.detach(), self.R.detach())
+        return MesaState(self.G.detach(), self.H.detach(), self.ridge.detach())
 
     def to(self, device: torch.device | str) -> "MesaState":
-        return MesaState(self.G.to(device), self.R.to(device))
+        return MesaState(self.G.to(device), self.H.to(device), self.ridge.to(device))
 
     def select(self, rows: Tensor) -> "MesaState":
-        return MesaState(self.G[rows], self.R[rows])
+        return MesaState(self.G[rows], self.H[rows], self.ridge)
 
 
 def mesa(
@@ -49,26 +58,50 @@ def mesa(
 ) -> tuple[Tensor, MesaState]:
     """Answer q_t with M_t q_t, M_t the least-squares fit of all pairs up to t.
 
-    q, k [b, h, t, dk], v [b, h, t, dv], alpha [b, h, t] in (0, 1], ridge [h] > 0 (lambda).
-    The inverse follows each pair by Sherman-Morrison:
-        R <- R / alpha;  R <- R - (R k)(R k)^T / (1 + k . R k)
-    so the ridge decays with the pairs, as in the recursive form of the Mesa layer.
+    q, k [b, h, t, dk], v [b, h, t, dv], alpha [b, h, t] in [0, 1], ridge [h] > 0 (lambda).
+    starts, lengths: as in `memorize`.
     """
     _check(q, k, v, alpha, ridge)
     dtype = torch.promote_types(k.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        fresh = _fresh(k.to(dtype), v.to(dtype), ridge.to(dtype))
-        now = fresh if state is None else state
+        q, k, values, alpha = (x.to(dtype) for x in (q, k, v, alpha))
+        if starts is not None:  # a fresh memory forgets everything before its first token
+            alpha = alpha * ~starts[:, None]
+        if lengths is not None:
+            there = (torch.arange(k.shape[2], device=k.device) < lengths[:, None])[:, None]
+            alpha = torch.where(there, alpha, 1.0)
+            k = k * there[..., None]
+        (b, h, _, dk), dv = k.shape, v.shape[-1]
+        ridge = ridge.to(dtype)
+        if state is None:
+            state = MesaState(k.new_zeros(b, h, dv, dk), k.new_zeros(b, h, dk, dk), ridge)
+        now = MesaState(state.G, state.H, ridge)
+        parts = (x.split(BLOCK, dim=2) for x in (q, k, values, alpha))
         outputs = []
-        for t in range(k.shape[2]):
-            if starts is not None:
-                now = _where(starts[:, t], fresh, now)
-            read = _read(now, k[:, :, t].to(dtype), v[:, :, t].to(dtype), alpha[:, :, t].to(dtype))
-            now = read if lengths is None else _where(t < lengths, read, now)
-            answer = read.G @ (read.R @ q[:, :, t, :, None].to(dtype))
-            outputs.append(answer[..., 0])
-        y = torch.stack(outputs, dim=2) if outputs else v.to(dtype)
-        return y.to(v.dtype), now
+        for block in zip(*parts, strict=True):
+            y, now = _read(now, *block)
+            outputs.append(y)
+        return torch.cat([values[:, :, :0], *outputs], dim=2).to(v.dtype), now
+
+
+def _read(
+    now: MesaState, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor
+) -> tuple[Tensor, MesaState]:
+    """A block of tokens: H_t for all of them at once, then one solve each."""
+    A = carried(alpha.flatten(0, 1)).view(*alpha.shape)
+    D = decay(alpha)
+    outer = (k[..., :, None] * k[..., None, :]).flatten(-2)
+    H = A[..., None, None] * now.H[:, :, None] + (D @ outer).unflatten(-1, (k.shape[-1],) * 2)
+    x = torch.linalg.solve(H + _ridge(now.ridge, H), q[..., None])[..., 0]
+    y = A[..., None] * (x @ now.G.mT) + (D * (x @ k.mT)) @ v
+    last = D[:, :, -1, :, None]
+    G = A[:, :, -1, None, None] * now.G + v.mT @ (last * k)
+    return y, MesaState(G, H[:, :, -1], now.ridge)
+
+
+def _ridge(ridge: Tensor, H: Tensor) -> Tensor:
+    eye = torch.eye(H.shape[-1], dtype=H.dtype, device=H.device)
+    return ridge.view(-1, *(1,) * (H.dim() - 2)) * eye
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, ridge: Tensor) -> None:
@@ -77,26 +110,5 @@ def _check(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, ridge: Tensor) -> Non
         raise ValueError(f"{shapes}: mesa needs q, k [b, h, t, dk] and v [b, h, t, dv]")
     if alpha.shape != k.shape[:3]:
         raise ValueError(f"alpha {list(alpha.shape)}: mesa needs [b, h, t] = {list(k.shape[:3])}")
-    if ridge.shape != k.shape[1:2]:
-        raise ValueError(f"ridge {list(ridge.shape)}: mesa needs one per head, [{k.shape[1]}]")
-
-
-def _fresh(k: Tensor, v: Tensor, ridge: Tensor) -> MesaState:
-    b, h, _, dk = k.shape
-    eye = torch.eye(dk, dtype=k.dtype, device=k.device)
-    R = (eye / ridge[:, None, None]).expand(b, h, dk, dk)
-    return MesaState(k.new_zeros(b, h, v.shape[-1], dk), R)
-
-
-def _read(now: MesaState, k: Tensor, v: Tensor, alpha: Tensor) -> MesaState:
-    decay = alpha[..., None, None]
-    G = decay * now.G + v[..., :, None] * k[..., None, :]
-    R = now.R / decay
-    Rk = R @ k[..., None]
-    R = R - Rk @ Rk.mT / (1 + (k[..., None, :] @ Rk))
-    return MesaState(G, (R + R.mT) / 2)
-
-
-def _where(rows: Tensor, yes: MesaState, no: MesaState) -> MesaState:
-    pick = rows[:, None, None, None]
-    return MesaState(torch.where(pick, yes.G, no.G), torch.where(pick, yes.R, no.R))
+    if ridge.shape != k.shape[1:2] or bool((ridge <= 0).any()):
+        raise ValueError(f"ridge {ridge.tolist()}: mesa needs one > 0 per head of {k.shape[1]}")

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 @dataclass(frozen=True)
 class Gates:
     """What the outer network tells the memory at every token. None means 1 (theta: 0).
+    alpha and theta are decays, 0 or more.
 
     alpha [b, h, t] ([h] for FixedRetention, [b, h, t, D] for ChannelRetention), eta [b, h, t],
     theta [b, h, t], gamma [b, h, t, c]: gamma[t, j] gates token t - j in step t.
@@ -54,7 +55,7 @@ def mask_young(gamma: Tensor, age: Tensor) -> Tensor:
 
 
 def band(gamma: Tensor) -> Tensor:
-    """Gates [.., m, c] as the banded matrix [.., m, m + c - 1]; column t + c - 1 - j holds pair t - j.
+    """Gates [.., m, c] as a banded matrix [.., m, m + c - 1]: pair t - j in column t + c - 1 - j.
 
     Every row is padded by m and the rows are read one element shorter: each moves right by one.
     """

@@ -51,7 +51,9 @@ class Implicit:
     """
 
     momentum = False
-    step = GradientDescent.step
+
+    def step(self, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates) -> tuple[Tensor, Tensor]:
+        return GradientDescent().step(L, S, g, gates)
 
 
 @dataclass(frozen=True)

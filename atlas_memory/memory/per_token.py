@@ -29,7 +29,7 @@ def accumulate(weights: Tensor, pairs: RankOne) -> Tensor:
 
 @dataclass(frozen=True)
 class Segments:
-    """x -> a_t W_seg(t) x: runs of `period` tokens share a matrix. W [g, segments, out, in].
+    """x -> W_seg(t) (a_t x): runs of `period` tokens share a matrix. W [g, segments, out, in].
 
     Segment s holds tokens s r - 1 .. (s + 1) r - 2 (counted from 0): one slot of padding in front
     makes the runs equal.
@@ -41,19 +41,20 @@ class Segments:
 
     def __call__(self, x: Tensor) -> Tensor:
         m, segments = x.shape[1], self.W.shape[1]
+        x = x if self.scale is None else self.scale * x
         runs = pad(x, (0, 0, 1, segments * self.period - m - 1)).unflatten(
             1, (segments, self.period)
         )
-        z = (runs @ self.W.mT).flatten(1, 2)[:, 1 : m + 1]
-        return z if self.scale is None else self.scale * z
+        return (runs @ self.W.mT).flatten(1, 2)[:, 1 : m + 1]
 
 
 @dataclass(frozen=True)
 class MuonChunk:
     """The quantities of one chunk that all matrices share.
 
-    index: tokens that step. T, P as in `omega.py` for S_t = T_t S' + sum P u. A, E: accumulators
-    behind the steps, L_s = A_s L' - sum_r E[s, r] NS(S_r). since: decay since the last step.
+    index: tokens that step. T, P as in `omega.py` for S_t = T_t S' + sum P u. A [g, s, 1 or D],
+    E [g, 1 or D, s, s]: accumulators behind the steps, L_s = A_s L' - sum_r E[s, r] NS(S_r).
+    since [g, m, 1 or D]: decay since the last step.
     """
 
     index: Tensor
@@ -69,11 +70,12 @@ def muon_chunk(
 ) -> MuonChunk:
     m = alpha.shape[1]
     index = torch.arange(m, device=alpha.device)[optimizer.period - 1 :: optimizer.period]
-    D_alpha, A = decay(alpha), carried(alpha)
-    E = D_alpha[:, index][:, :, index] * eta[:, None, index]
+    alpha = alpha if alpha.dim() == 3 else alpha[..., None]
+    D_alpha, A = decay(alpha.mT), carried(alpha)
+    E = D_alpha[:, :, index][..., index] * eta[:, None, None, index]
     last = (torch.arange(m, device=alpha.device) + 1) // optimizer.period
-    columns = torch.cat([A[..., None], D_alpha[:, :, index]], dim=-1)
-    since = columns.gather(2, last.view(1, m, 1).expand(len(A), m, 1))
+    columns = torch.cat([A.mT[..., None], D_alpha[..., index]], dim=-1)
+    since = columns.gather(3, last.view(1, 1, m, 1).expand(*columns.shape[:3], 1))[..., 0].mT
     return MuonChunk(index, carried(theta), decay(theta) @ band(gamma), A[:, index], E, since)
 
 
@@ -83,8 +85,11 @@ def _muon_accumulators(
     """L behind every step, after L' itself: [g, segments, out, in]; and S behind the chunk."""
     S_t = c.T[:, c.index, None, None] * S[:, None] + accumulate(c.P[:, c.index], pairs)
     N = optimizer.orthogonalize(S_t)
-    moved = (c.E @ N.flatten(2)).unflatten(2, N.shape[2:])
-    L_t = c.A[..., None, None] * L[:, None] - moved
+    if c.E.shape[1] == 1:
+        moved = (c.E[:, 0] @ N.flatten(2)).unflatten(2, N.shape[2:])
+    else:
+        moved = torch.einsum("gdsr,grod->gsod", c.E, N)
+    L_t = c.A[:, :, None] * L[:, None] - moved
     d, x = pairs
     S_end = torch.baddbmm(c.T[:, -1, None, None] * S, d.mT, c.P[:, -1, :, None] * x)
     return torch.cat([L[:, None], L_t], dim=1), S_end
@@ -115,7 +120,7 @@ def muon_body(spec: MemorySpec) -> Body:
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
         c = muon_chunk(optimizer, alpha, eta, theta, gamma)
         made = [
-            _muon_accumulators(optimizer, c, l, s, p) for l, s, p in zip(L, S, pairs, strict=True)
+            _muon_accumulators(optimizer, c, w, s, p) for w, s, p in zip(L, S, pairs, strict=True)
         ]
         maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s, _ in made]
         y, _ = spec.architecture.forward(maps, phi_q, q)
@@ -138,8 +143,8 @@ def mapped_body(spec: MemorySpec) -> Body:
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
         c = coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
         made, momenta = [], []
-        for i, (l, p) in enumerate(zip(L, pairs, strict=True)):
-            L_t = c.A[..., None] * l[:, None] + accumulate(c.C, p)
+        for i, (w, p) in enumerate(zip(L, pairs, strict=True)):
+            L_t = c.A[..., None] * w[:, None] + accumulate(c.C, p)
             if c.B is not None and c.T is not None and c.P is not None:
                 L_t = L_t + c.B[..., None] * S[i][:, None]
                 scaled = c.P[:, -1, :, None] * p[1]

@@ -55,7 +55,7 @@ def _window_gradient(
     gamma: Tensor,
     constants: Tensor | None,
 ) -> Tensors:
-    """g_t, one dense matrix per W, from the c pairs keys [b, h, c, dk]; gamma [b, h, c], oldest first."""
+    """g_t, a dense matrix per W, from the pairs keys [b, h, c, dk], oldest first."""
     y, tape = spec.architecture.forward([plain(w) for w in W], spec.features(keys, constants), keys)
     pairs = spec.architecture.backward(W, tape, spec.bias.surprise(y, values))
     if spec.stop_gradient:
@@ -82,7 +82,7 @@ def _read_token(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int, age: T
     L_start = _where(begins, memory.L, memory.L_start)
     S_start = _where(begins, memory.S, memory.S_start)
     gates = _token_gates(spec, tokens, i, age)
-    W = tuple(spec.retention.weights(l) for l in L_start)
+    W = tuple(spec.retention.weights(w) for w in L_start)
     if isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient:
         W = tuple(gates.alpha * w for w in W)
     keys, values = tokens.window(i, spec.window)
@@ -91,7 +91,7 @@ def _read_token(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int, age: T
     S = memory.S if spec.optimizer.momentum else g
     stepped = [spec.optimizer.step(*parts, gates) for parts in zip(memory.L, S, g, strict=True)]
     S = tuple(s for _, s in stepped) if spec.optimizer.momentum else ()
-    return Memory(tuple(l for l, _ in stepped), S, L_start, S_start)
+    return Memory(tuple(w for w, _ in stepped), S, L_start, S_start)
 
 
 def memorize_recurrent(
@@ -99,7 +99,7 @@ def memorize_recurrent(
 ) -> tuple[Tensor, Tensors, Tensors]:
     """Outputs of the new tokens, and accumulators and momentum at the start of the open chunk."""
     memory = Memory(state.start, state.start_momentum, state.start, state.start_momentum)
-    zeros = tuple(torch.zeros_like(l) for l in initial) if spec.optimizer.momentum else ()
+    zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
     fresh = Memory(initial, zeros, initial, zeros)
     outputs = []
     for i in tokens.indices():
@@ -118,7 +118,7 @@ def memorize_recurrent(
 
 def _answer(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int) -> Tensor:
     q = tokens.queries[:, :, i - tokens.recent, None]
-    maps = [plain(spec.retention.weights(l)) for l in memory.L]
+    maps = [plain(spec.retention.weights(w)) for w in memory.L]
     return spec.architecture.forward(maps, spec.features(q, tokens.constants), q)[0]
 
 

@@ -53,7 +53,7 @@ class ScalarRetention(_Unmapped):
 
 @dataclass(frozen=True)
 class ChannelRetention(_Unmapped):
-    """One alpha per token and feature, W_t = W_{t-1} diag(alpha_t) - ... alpha [b, h, t, D].   [GLA]"""
+    """One alpha per token and feature, W_{t-1} diag(alpha_t). alpha [b, h, t, D].   [GLA]"""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SoftmaxRetention:
 
 @dataclass(frozen=True)
 class LqRetention:
-    """A_0 = W_0, W_t = A_t / ||A_t||_q^(q-2), the norm over one matrix of one head.   [Miras: Moneta]"""
+    """A_0 = W_0, W_t = A_t / ||A_t||_q^(q-2), the norm over one head's matrix.   [Miras: Moneta]"""
 
     q: float = 4.0
     mapped = True

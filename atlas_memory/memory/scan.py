@@ -81,7 +81,7 @@ def scan(
     counts = (len(state), len(initial), len(streams))
     tensors = (*state, *initial, *streams, *shared)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        y, *after = _Scan.apply(step, counts, *tensors)
+        y, *after = _Scan.apply(step, counts, *tensors)  # type: ignore[no-untyped-call]
         return y, tuple(after)
     outputs = []
     for j in range(plan.blocks):

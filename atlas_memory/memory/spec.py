@@ -157,11 +157,6 @@ def _clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
             "feature, and only the one matrix of Matrix() has the features as its input",
         ),
         (
-            isinstance(spec.retention, ChannelRetention) and isinstance(spec.optimizer, Muon),
-            "ChannelRetention() does not go with Muon(): GLA's decay per feature is the linear "
-            "row's; use ScalarRetention()",
-        ),
-        (
             implicit and not (matrix and isinstance(spec.bias, L2)),
             f"Implicit() does not go with {architecture}() and {type(spec.bias).__name__}(): the "
             "proximal step has a closed form for Matrix() with L2() alone",

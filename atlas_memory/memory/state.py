@@ -59,16 +59,19 @@ class MemoryState:
     @property
     def weights(self) -> Tensors:
         """The matrices W_t as of the last token, [b, h, out, in]."""
-        from atlas_memory.memory.recurrent import replay
-
-        return tuple(self.spec.retention.weights(L) for L in replay(self)[0])
+        return tuple(self.spec.retention.weights(L) for L in self._now()[0])
 
     @property
     def momentum(self) -> Tensors:
         """S_t as of the last token; empty for rules without momentum."""
+        return self._now()[1]
+
+    def _now(self) -> tuple[Tensors, Tensors]:
+        """Accumulators and momentum as of the last token: the open chunk is read once more."""
+        from atlas_memory.memory.kernel import replay_kernel
         from atlas_memory.memory.recurrent import replay
 
-        return replay(self)[1] if self.spec.optimizer.momentum else ()
+        return replay(self) if self.past is None else replay_kernel(self)
 
     @property
     def num_bytes(self) -> int:
