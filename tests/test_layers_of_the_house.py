@@ -14,6 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "atlas_memory"
 
+# safetensors only to save and load a state, and only when asked
+FOUNDATION = ("torch", "safetensors")
+
 FLOOR = {"notation": 0, "memory": 1, "layers": 2, "blocks": 3, "model": 4, "cli": 6}
 FLOOR |= dict.fromkeys(("data", "training", "tasks", "evaluation", "serving"), 5)
 # The edge of the model: what it is built from, and what wraps it for other libraries.
@@ -39,7 +42,7 @@ def complaints(module: str, source: str) -> list[str]:
         top, _, rest = target.partition(".")
         there = rest.partition(".")[0]
         if top != "atlas_memory":
-            if here == "memory" and top != "torch" and top not in sys.stdlib_module_names:
+            if here == "memory" and top not in {*FOUNDATION, *sys.stdlib_module_names}:
                 found.append(f"{module} imports {target}: memory/ stands on torch alone")
         elif there not in FLOOR:
             found.append(f"{module} imports {target}: import from the module that defines it")
