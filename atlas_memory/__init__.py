@@ -1,4 +1,38 @@
 """Sequence models that learn to memorize their context at test time."""
 
-from atlas_memory.memory import *  # noqa: F403
-from atlas_memory.memory import __all__ as __all__
+from importlib import import_module
+from typing import Any
+
+from atlas_memory.registration import install
+
+_HOMES = {
+    "memory": (
+        "ChannelRetention DotProduct Elementwise Exponential FixedRetention GatedMLP Gates "
+        "GradientDescent Huber Identity Implicit L2 Lp LqRetention MLP Matrix MemorySpec "
+        "MemoryState MesaState Momentum Muon NoRetention Polynomial ScalarRetention Sketch "
+        "SoftmaxRetention memorize mesa"
+    ),
+    "layers.memory_layer": "MemoryLayer",
+    "layers.mesa_layer": "MesaLayer",
+    "config": "AtlasConfig",
+    "cache": "AtlasCache",
+    "model": "AtlasForCausalLM AtlasModel",
+    "variants": "variants",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = list(_HOME)  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's home when it is first asked for: `import atlas_memory` stays instant."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'atlas_memory' has no attribute {name!r}")
+    return getattr(import_module(f"atlas_memory.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
+
+
+install()

@@ -54,5 +54,3 @@ def install() -> None:
     waiting = {theirs: ours for theirs, ours in OURS.items() if theirs not in sys.modules}
     sys.meta_path.insert(0, AlsoImport(waiting))
 
-
-install()
