@@ -60,6 +60,8 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     def __post_init__(self, **others: Any) -> None:
         _refuse_unknown(others, type(self))
         given = [{"mixer": "attention"}] if self.mixers is None else self.mixers
+        if not given:
+            raise ValueError("mixers=[]: give at least one; they are repeated over the layers")
         parsed = [m if not isinstance(m, dict) else mixer_from_dict(m) for m in given]
         self.mixers = [mixer_to_dict(mixer) for mixer in parsed]
         if isinstance(self.memory, MemorySpec):

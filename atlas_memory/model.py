@@ -208,17 +208,32 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         )
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, next_sequence_length: int | None = None, **model_kwargs: Any
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: AtlasCache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **others: Any,
     ) -> dict[str, Any]:
         """transformers' own, which would silently misread a text shorter than its cache."""
-        if next_sequence_length is not None and next_sequence_length <= 0:
-            cache: AtlasCache = model_kwargs["past_key_values"]
+        if past_key_values is not None and next_sequence_length in range(-past_key_values.seen, 1):
             raise ValueError(
-                f"the cache has read {cache.seen} tokens, the text has {input_ids.shape[1]}; give "
-                "the whole text, or its new tokens with an attention_mask that covers all of it"
+                f"the cache has read {past_key_values.seen} tokens, the text has "
+                f"{input_ids.shape[1]}; give the whole text, or its new tokens with an "
+                "attention_mask that covers all of it"
             )
+        if is_first_iteration and attention_mask is not None and not attention_mask.any(1).all():
+            raise ValueError(f"a prompt is empty: {tuple(attention_mask.shape)} has a row of zeros")
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, next_sequence_length=next_sequence_length, **model_kwargs
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            is_first_iteration=is_first_iteration,
+            **others,
         )
         return inputs
 

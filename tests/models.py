@@ -1,6 +1,6 @@
 """Small models of every variant for the tests, in float64, with their parameters shaken."""
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -34,7 +34,7 @@ def build(variant, shape="narrow", **overrides):
     return shaken(AtlasForCausalLM(config(variant, shape, **overrides)).double().eval())
 
 
-@lru_cache(maxsize=None)
+@cache
 def shared(variant, shape="narrow"):
     """A model that several tests read; whoever changes it builds its own."""
     return build(variant, shape)
