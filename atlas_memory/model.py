@@ -218,11 +218,11 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         **others: Any,
     ) -> dict[str, Any]:
         """transformers' own, which would silently misread a text shorter than its cache."""
-        if past_key_values is not None and next_sequence_length in range(-past_key_values.seen, 1):
+        seen = 0 if past_key_values is None else past_key_values.seen
+        if seen and next_sequence_length is not None and next_sequence_length <= 0:
             raise ValueError(
-                f"the cache has read {past_key_values.seen} tokens, the text has "
-                f"{input_ids.shape[1]}; give the whole text, or its new tokens with an "
-                "attention_mask that covers all of it"
+                f"the cache has read {seen} tokens, the text has {input_ids.shape[1]}; give "
+                "the whole text, or its new tokens with an attention_mask that covers all of it"
             )
         if is_first_iteration and attention_mask is not None and not attention_mask.any(1).all():
             raise ValueError(f"a prompt is empty: {tuple(attention_mask.shape)} has a row of zeros")
