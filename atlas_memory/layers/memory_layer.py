@@ -13,10 +13,12 @@ from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
 from atlas_memory.layers.short_conv import ConvState
 from atlas_memory.layers.state import LayerState
+from atlas_memory.layers.step_size import largest_step
 from atlas_memory.memory import (
     Elementwise,
     MemorySpec,
     MemoryState,
+    Muon,
     Polynomial,
     SoftmaxRetention,
     memorize,
@@ -66,6 +68,7 @@ class MemoryLayer(nn.Module):
         shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *s)) for s in shapes)
         self.log_coefficients: nn.Parameter | None = None
+        self.sketch: Tensor
         constants = spec.features.constants(self.head_dim)
         if isinstance(spec.features, Polynomial | Elementwise):
             assert constants is not None
@@ -75,17 +78,28 @@ class MemoryLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W_0 at 1/sqrt(fan-in), the first matrices twice that; a_i = 1/i!."""
-        inputs = self.spec.architecture.inputs
+        """a_i = 1/i!; W_0 such that the largest step writes about one pair (`_initial_std`)."""
         for i, weight in enumerate(self.weights):
-            scale = 2.0 if i in inputs and len(self.weights) > 1 else 1.0
-            nn.init.normal_(weight, std=scale * weight.shape[-1] ** -0.5)
+            nn.init.normal_(weight, std=self._initial_std(i, weight.shape))
         constants = self.spec.features.constants(self.head_dim)
         with torch.no_grad():
             if self.log_coefficients is not None and constants is not None:
                 self.log_coefficients.copy_(constants.log().expand_as(self.log_coefficients))
             elif constants is not None:
                 self.sketch.copy_(constants)
+
+    def _initial_std(self, i: int, shape: torch.Size) -> float:
+        """A deep memory writes eta ||h||^2 of the surprise, h its hidden layer, and eta <= 1/chunk:
+
+        the first matrices are drawn so that ||h||^2 is about the chunk.
+        """
+        _, out, fan_in = shape
+        deep = i in self.spec.architecture.inputs and len(self.weights) > 1
+        if not deep:
+            return fan_in**-0.5
+        if isinstance(self.spec.optimizer, Muon) or self.spec.retention.mapped:
+            return 2 * fan_in**-0.5
+        return (2 * self.spec.chunk / out) ** 0.5
 
     def forward(
         self,
@@ -97,15 +111,12 @@ class MemoryLayer(nn.Module):
     ) -> tuple[Tensor, MemoryLayerState]:
         older = None if state is None else state.conv
         (q, k, v), conv = self.projections(x, older, starts, lengths)
+        weights, coefficients = self.initial_weights(), self.coefficients()
+        gates = self.gates(x, largest_step(self.spec, weights, coefficients))
+        past = None if state is None else state.memory
         y, memory = memorize(
-            q,
-            k,
-            v,
-            self.gates(x),
-            self.initial_weights(),
-            self.spec,
-            None if state is None else state.memory,
-            coefficients=self.coefficients(),
+            *(q, k, v, gates, weights, self.spec, past),
+            coefficients=coefficients,
             starts=starts,
             lengths=lengths,
         )

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts
-from atlas_memory.layers.projections import Projections, ReadOut
+from atlas_memory.layers.projections import Projections, ReadOut, gate_logits
 from atlas_memory.layers.short_conv import ConvState
 from atlas_memory.layers.state import LayerState
 from atlas_memory.memory.mesa import MesaState, mesa
+
+SMALLEST_RIDGE = 0.01  # keeps the solve well-posed whatever the outer training does
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class MesaLayerState(LayerState):
     def save(self, path: str | Path) -> None:
         from safetensors.torch import save_file
 
-        parts = {"G": self.memory.G, "R": self.memory.R, "conv.tail": self.conv.tail}
+        memory = self.memory
+        parts = {"G": memory.G, "H": memory.H, "ridge": memory.ridge, "conv.tail": self.conv.tail}
         save_file({name: x.detach().contiguous() for name, x in parts.items()}, path)
 
     @classmethod
@@ -31,28 +34,30 @@ class MesaLayerState(LayerState):
         from safetensors.torch import load_file
 
         parts = load_file(path)
-        if sorted(parts) != ["G", "R", "conv.tail"]:
-            raise ValueError(f"{path} holds {sorted(parts)}, not the G, R and conv.tail of a Mesa")
-        return cls(MesaState(parts["G"], parts["R"]), ConvState(parts["conv.tail"]))
+        if sorted(parts) != ["G", "H", "conv.tail", "ridge"]:
+            raise ValueError(f"{path} holds {sorted(parts)}, not G, H, conv.tail and ridge")
+        memory = MesaState(parts["G"], parts["H"], parts["ridge"])
+        return cls(memory, ConvState(parts["conv.tail"]))
 
 
 class MesaLayer(nn.Module):
-    """The least-squares fit of all pairs so far as a sequence mixer, with a learned ridge.
-
-    Nothing is forgotten (alpha = 1): under a decay the inverse grows without end in directions
-    that no key visits any more.
-    """
+    """The least-squares fit of all pairs so far as a sequence mixer, with a learned ridge."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.projections = Projections(dim, heads)
         self.log_ridge = nn.Parameter(torch.empty(heads))
+        self.weight = nn.Parameter(torch.empty(heads, dim))
+        self.bias = nn.Parameter(torch.empty(heads))
         self.read_out = ReadOut(dim, heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """alpha starts near 1, lambda at 1."""
         nn.init.zeros_(self.log_ridge)
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.constant_(self.bias, 6.0)
 
     def forward(
         self,
@@ -65,7 +70,7 @@ class MesaLayer(nn.Module):
         older = None if state is None else state.conv
         (q, k, v), conv = self.projections(x, older, starts, lengths)
         past = None if state is None else state.memory
-        ridge = self.log_ridge.to(q.dtype).exp()
-        alpha = q.new_ones(q.shape[:3])
+        ridge = self.log_ridge.to(q.dtype).exp() + SMALLEST_RIDGE
+        alpha = gate_logits(x, self.weight, self.bias).sigmoid().transpose(1, 2)
         y, memory = mesa(q, k, v, alpha, ridge, past, starts=starts, lengths=lengths)
         return self.read_out(x, y), MesaLayerState(memory, conv)

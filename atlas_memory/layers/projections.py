@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.short_conv import ConvState, ShortConv
+from atlas_memory.layers.step_size import forgetting
 from atlas_memory.memory import (
     ChannelRetention,
     FixedRetention,
     Gates,
+    Matrix,
     MemorySpec,
     Momentum,
     Muon,
@@ -32,7 +34,7 @@ def require_heads(dim: int, heads: int) -> int:
 def in_heads(x: Tensor, heads: int) -> Tensor:
     """[b, t, h d] -> [b, h, t, d], never in less than float32: what the engine works with."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return wide.unflatten(2, (heads, -1)).transpose(1, 2)
+    return torch.unflatten(wide, 2, (heads, -1)).transpose(1, 2)
 
 
 class Projections(nn.Module):
@@ -55,7 +57,7 @@ class Projections(nn.Module):
         """q and v start as the token itself, k as the mean of this token and the one before."""
         with torch.no_grad():
             self.conv.weight.zero_()
-            taps = self.conv.weight.unflatten(0, (3, -1))
+            taps = torch.unflatten(self.conv.weight, 0, (3, -1))
             taps[:, :, 0] = 1.0
             taps[1, :, :2] = 0.5
 
@@ -73,29 +75,34 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
 
 
+def gate_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A linear map in float32 or more: a gate near 1 has no digits left in bfloat16."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(wide), weight.to(wide), bias.to(wide))
+
+
 class GateProjections(nn.Module):
     """The gates of a spec from the token, in float32 whatever the rest of the network runs in.
 
-    alpha = sigmoid(.)                                  starts near 1
-    theta = 0.9 sigmoid(.)
-    gamma = sigmoid(.)                                  c of them; those of older pairs start near 0
-    eta   = sigmoid(.) (1 - theta) / (1 + sum_{j > 0} gamma_j)
+        gamma = sigmoid(.)     c of them; those of older pairs start near 0
+        theta = 0.9 sigmoid(.)
+        s     = sigmoid(.) * bound, `step_size.largest_step`
+        eta   = s (1 - theta) / (1 + sum_{j > 0} gamma_j)
+        alpha = 1 - sigmoid(.) for a matrix, 1 - sigmoid(.) / chunk for a deep memory; starts near 1
+
+    so the size of a step depends neither on the window nor on the momentum. A deep memory forgets
+    at most a factor e in a chunk: at W = 0 its gradient is zero, and it would never learn again.
     """
 
     def __init__(self, dim: int, heads: int, spec: MemorySpec) -> None:
         super().__init__()
         self.spec, self.heads = spec, heads
-        self.features = spec.features.dim(require_heads(dim, heads))
-        self.widths = {"eta": 1}
-        if not isinstance(spec.retention, NoRetention | FixedRetention):
-            wide = isinstance(spec.retention, ChannelRetention)
-            self.widths["alpha"] = self.features if wide else 1
-        if isinstance(spec.optimizer, Momentum | Muon):
-            self.widths["theta"] = 1
-        if spec.window > 1:
-            self.widths["gamma"] = spec.window
-        self.weight = nn.Parameter(torch.empty(sum(self.widths.values()) * heads, dim))
-        self.bias = nn.Parameter(torch.empty(sum(self.widths.values()) * heads))
+        self.widths = _widths(spec, require_heads(dim, heads))
+        total = sum(self.widths.values()) * heads
+        self.weight = nn.Parameter(torch.empty(total, dim))
+        self.bias = nn.Parameter(torch.empty(total))
+        self.decay: Tensor
         if isinstance(spec.retention, FixedRetention):
             self.register_buffer("decay", torch.empty(heads))
         self.reset_parameters()
@@ -113,31 +120,49 @@ class GateProjections(nn.Module):
 
     def _split(self, x: Tensor) -> dict[str, Tensor]:
         """[.., sum of widths * h] -> name: [.., h, width]."""
-        parts = x.split([width * self.heads for width in self.widths.values()], dim=-1)
-        return {
-            n: p.unflatten(-1, (self.heads, -1)) for n, p in zip(self.widths, parts, strict=True)
-        }
+        parts = torch.split(x, [width * self.heads for width in self.widths.values()], dim=-1)
+        named = zip(self.widths, parts, strict=True)
+        return {name: torch.unflatten(part, -1, (self.heads, -1)) for name, part in named}
 
-    def forward(self, x: Tensor) -> Gates:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            raw = F.linear(x.to(wide), self.weight.to(wide), self.bias.to(wide))
-            open_ = {n: g.transpose(1, 2).sigmoid() for n, g in self._split(raw).items()}
-        one = {n: g[..., 0] for n, g in open_.items()}
-        eta, theta, gamma = one["eta"], None, open_.get("gamma")
-        if "theta" in one:
-            theta = 0.9 * one["theta"]
+    def forward(self, x: Tensor, bound: Tensor) -> Gates:
+        """From the tokens x [b, t, dim] and the largest step of each head [h]."""
+        raw = gate_logits(x, self.weight, self.bias)
+        opened = {n: gate.transpose(1, 2).sigmoid() for n, gate in self._split(raw).items()}
+        share = opened["eta"][..., 0]
+        eta, theta, gamma = share * bound.to(share)[:, None], None, opened.get("gamma")
+        if "theta" in opened:
+            theta = 0.9 * opened["theta"][..., 0]
             eta = eta * (1 - theta)
         if gamma is not None:
             eta = eta / (1 + gamma[..., 1:].sum(dim=-1))
-        return Gates(self._alpha(open_), eta, theta, gamma)
+        return Gates(self._alpha(opened, share), eta, theta, gamma)
 
-    def _alpha(self, open_: dict[str, Tensor]) -> Tensor | None:
+    def _alpha(self, opened: dict[str, Tensor], share: Tensor) -> Tensor | None:
         if isinstance(self.spec.retention, FixedRetention):
             return self.decay
         if isinstance(self.spec.retention, ChannelRetention):
-            return open_["alpha"]
-        return open_["alpha"][..., 0] if "alpha" in open_ else None
+            return opened["alpha"]
+        if "alpha" not in opened:
+            return None
+        alpha = opened["alpha"][..., 0]
+        if isinstance(self.spec.architecture, Matrix):
+            return alpha
+        lost = (1 - alpha) / self.spec.chunk
+        return (1 - lost) * (1 - share / self.spec.chunk) if forgetting(self.spec) else 1 - lost
+
+
+def _widths(spec: MemorySpec, head_dim: int) -> dict[str, int]:
+    """How many values each gate of the spec has at a token and head."""
+    widths = {"eta": 1}
+    if isinstance(spec.retention, ChannelRetention):
+        widths["alpha"] = spec.features.dim(head_dim)
+    elif not isinstance(spec.retention, NoRetention | FixedRetention):
+        widths["alpha"] = 1
+    if isinstance(spec.optimizer, Momentum | Muon):
+        widths["theta"] = 1
+    if spec.window > 1:
+        widths["gamma"] = spec.window
+    return widths
 
 
 class ReadOut(nn.Module):

@@ -1,0 +1,99 @@
+"""How large a step eta may be so that no input makes the memory diverge.
+
+All gradients of a chunk are taken at one point, so on a repeated token a chunk acts like one step
+of size s = sum of its eta. Three facts bound it, for keys, values and queries of length one:
+
+- Linear memory, L2: e <- (1 - s ||phi||^2) e, no growth while s ||phi||^2 <= 1.
+- Deep memory, surprise no longer than delta (Huber): along the direction in which W1 and W2 feed
+  each other a step multiplies by 1 - s' or by 1 + s', s' = s delta ||phi|| max|gelu'|, as the sign
+  of the surprise is; y beyond v turns the sign, and (1 - s')(1 + s') < 1 while s' < sqrt(2).
+- Deep memory, dot product: nothing turns the sign, |W| grows by 1 + s'. Only forgetting at the
+  same rate bounds it, which `forgetting` asks for.
+
+Muon's steps have a fixed length and the weights of Memora and Moneta are normalized: there s only
+says how far a memory may travel in a chunk.
+"""
+
+import torch
+from torch import Tensor
+
+from atlas_memory.memory import (
+    DotProduct,
+    GatedMLP,
+    Huber,
+    Implicit,
+    LqRetention,
+    Matrix,
+    MemorySpec,
+    Muon,
+    Polynomial,
+    Sketch,
+    SoftmaxRetention,
+)
+
+GELU_SLOPE = 1.13  # the largest |gelu'|
+
+
+def forgetting(spec: MemorySpec) -> bool:
+    """Whether a step has to forget as much as it may write: alpha <= 1 - s'."""
+    grows = isinstance(spec.bias, DotProduct) and not isinstance(spec.architecture, Matrix)
+    return grows and not spec.retention.mapped and not isinstance(spec.optimizer, Muon)
+
+
+def largest_step(
+    spec: MemorySpec, weights: tuple[Tensor, ...], coefficients: Tensor | None
+) -> Tensor:
+    """The bound on eta before its division by window and momentum, one per head [h]."""
+    heads = weights[0].new_ones(weights[0].shape[0])
+    if isinstance(spec.optimizer, Muon):
+        return heads * spec.optimizer.period / spec.chunk
+    if isinstance(spec.optimizer, Implicit) or isinstance(spec.retention, SoftmaxRetention):
+        return heads
+    if isinstance(spec.architecture, Matrix) and isinstance(spec.bias, DotProduct):
+        return heads
+    with torch.no_grad():
+        return heads / (spec.chunk * _rate(spec, weights, _energy(spec, coefficients)))
+
+
+def _energy(spec: MemorySpec, coefficients: Tensor | None) -> Tensor:
+    """The largest ||phi(k)||^2 of a key of length one, [h] or a scalar."""
+    if coefficients is None:
+        return torch.ones(())
+    if isinstance(spec.features, Sketch):
+        norms = torch.linalg.matrix_norm(coefficients, ord=2).square().prod()
+        return (norms / spec.features.size).square()
+    first = 0 if isinstance(spec.features, Polynomial) else 1
+    return coefficients[..., first:].sum(dim=-1)
+
+
+def _rate(spec: MemorySpec, weights: tuple[Tensor, ...], energy: Tensor) -> Tensor:
+    """s' / s: how fast a unit of step can make the memory move."""
+    if isinstance(spec.retention, LqRetention):
+        return energy
+    if isinstance(spec.architecture, Matrix):
+        return energy * _curvature(spec, weights, energy)
+    rate = GELU_SLOPE * energy.sqrt()
+    if isinstance(spec.architecture, GatedMLP):
+        rate = rate * energy.sqrt() * _largest(weights).clamp(min=1.0)
+    if isinstance(spec.bias, Huber):
+        return rate * spec.bias.delta
+    if isinstance(spec.bias, DotProduct):
+        return rate
+    return (
+        rate * energy.sqrt() * (1 + _largest(weights).square()) * _curvature(spec, weights, energy)
+    )
+
+
+def _curvature(spec: MemorySpec, weights: tuple[Tensor, ...], energy: Tensor) -> Tensor:
+    """The bias' second derivative at the longest error that W_0 can make: (p - 1) |e|^(p - 2)."""
+    p = getattr(spec.bias, "p", 2.0)
+    if p <= 2:
+        return torch.ones_like(energy)
+    reach = _largest(weights) * energy.sqrt()
+    error = 2 + (reach if len(weights) == 1 else reach * _largest(weights))
+    return (p - 1) * error ** (p - 2)
+
+
+def _largest(weights: tuple[Tensor, ...]) -> Tensor:
+    """The largest singular value of all matrices of a head, [h]."""
+    return torch.stack([torch.linalg.matrix_norm(w, ord=2) for w in weights]).amax(dim=0)
