@@ -1,0 +1,134 @@
+"""Tokenizers: bytes, a byte-level BPE of our own, or any of Hugging Face."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atlas_memory.data.documents import Document
+
+END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A Hugging Face tokenizer and what the data has to know about it."""
+
+    name: str
+    fast: Any  # transformers.PreTrainedTokenizerBase, which has no types
+
+    @property
+    def is_bytes(self) -> bool:
+        return self.name == "bytes"
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.fast)
+
+    @property
+    def end(self) -> int | None:
+        """The id that closes a document."""
+        return self.fast.eos_token_id
+
+    def encode(self, document: Document) -> Iterator[np.ndarray[Any, Any]]:
+        """Ids of a document, piece by piece, closed by `end` where there is one."""
+        for piece in document:
+            if self.is_bytes:
+                yield np.frombuffer(piece, dtype=np.uint8)
+            else:
+                text = piece.decode("utf-8", errors="replace")
+                yield np.array(self.fast.encode(text, add_special_tokens=False), dtype=np.uint32)
+        if self.end is not None:
+            yield np.array([self.end], dtype=np.uint32)
+
+    def fingerprint(self) -> str:
+        if self.is_bytes:
+            return "bytes"
+        backend = getattr(self.fast, "backend_tokenizer", None)
+        text = backend.to_str() if backend is not None else repr(sorted(self.fast.get_vocab()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """`bytes`, a `tokenizer.json`, or a folder or name that transformers can load."""
+    if name == "bytes":
+        return Tokenizer(name, _wrapped(_byte_tokenizer()))
+    path = Path(name).expanduser()
+    if path.is_file():
+        return Tokenizer(name, _from_file(path))
+    from transformers import AutoTokenizer
+
+    try:
+        return Tokenizer(name, AutoTokenizer.from_pretrained(name))
+    except Exception as error:
+        # transformers raises OSError, ValueError or what a broken file makes of it
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"tokenizer {name!r} is neither bytes, a tokenizer.json, a folder nor a name that "
+            f"Hugging Face knows: {reason}"
+        ) from error
+
+
+def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE: every text has ids, and its ids give the text back."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < 257:
+        raise ValueError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least 257 ids")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (piece.decode("utf-8", errors="replace") for d in documents for piece in d)
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer("trained", _wrapped(backend, end=END))
+
+
+def _from_file(path: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
+    end = next((e for e in (END, "</s>") if backend.token_to_id(e) is not None), None)
+    return _wrapped(backend, end)
+
+
+def _byte_tokenizer() -> Any:
+    """BPE without merges over the 256 bytes; the id of a byte is the byte."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    backend = Backend(models.BPE(vocab=_byte_symbols(), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _byte_symbols() -> dict[str, int]:
+    """GPT-2's printable stand-in of every byte: itself, or the next free one from 256 on."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in own]
+    stand_ins = {byte: chr(byte) for byte in own}
+    stand_ins |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {stand_ins[byte]: byte for byte in range(256)}
+
+
+def _wrapped(backend: Any, end: str | None = None) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, eos_token=end, clean_up_tokenization_spaces=False
+    )
