@@ -104,9 +104,9 @@ def gather(grid: list[Any], item: int, rows: int, heads: int) -> tuple[Tensor, .
 
 
 def run_head(head: Head, spec: Any) -> tuple[list[Tensor], Weights, Weights]:
-    W = head.weights
-    expose = retention_map(spec.retention, W)
-    A = accumulator(spec.retention, W)
+    softmax = kind(spec.retention) == "SoftmaxRetention"
+    A = [w.log() if softmax else w for w in head.weights]
+    W = [retention_map(spec.retention, a) for a in A]
     S = [torch.zeros_like(w) for w in W]
     outputs: list[Tensor] = []
     for t in range(len(head.q)):
@@ -120,7 +120,7 @@ def run_head(head: Head, spec: Any) -> tuple[list[Tensor], Weights, Weights]:
                 gradients[i] = inner_gradient(head, spec, start, i)
             g = [a + head.gamma[t][t - i] * u for a, u in zip(g, gradients[i], strict=True)]
         A, S = step(head, spec, A, S, g, t)
-        W = [expose[j](a) for j, a in enumerate(A)]
+        W = [retention_map(spec.retention, a) for a in A]
         outputs.append(network(spec, lambda j, x, W=W: W[j] @ x, head.q[t], head.phi))
     return outputs, W, S
 
@@ -287,34 +287,20 @@ def newton_schulz(S: Tensor, steps: int) -> Tensor:
     """The usual loop, on the short side."""
     tall = S.shape[0] > S.shape[1]
     X = S.T if tall else S
-    X = X / (X.square().sum().sqrt() + 1e-7)
+    X = X / (X.norm() + 1e-7)
     for _ in range(steps):
         A = X @ X.T
         X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
     return X.T if tall else X
 
 
-def accumulator(retention: Any, W: Weights) -> Weights:
-    """A_0, whose retention map is W_0."""
+def retention_map(retention: Any, A: Tensor) -> Tensor:
+    """W of the accumulator A: Memora's L (from log W_0), Moneta's A (from W_0), or W itself."""
     if kind(retention) == "SoftmaxRetention":
-        return [w.log() for w in W]
+        return retention.scale * A.exp() / A.exp().sum(1, keepdim=True)
     if kind(retention) == "LqRetention":
-        q = retention.q
-        return [w * lq_norm(w, q) ** ((q - 2) / (3 - q)) for w in W]
-    return W
-
-
-def retention_map(retention: Any, W_0: Weights) -> list[Callable[[Tensor], Tensor]]:
-    if kind(retention) == "SoftmaxRetention":
-        sums = [w.sum(1, keepdim=True) for w in W_0]
-        return [lambda a, s=s: s * a.exp() / a.exp().sum(1, keepdim=True) for s in sums]
-    if kind(retention) == "LqRetention":
-        return [lambda a: a / lq_norm(a, retention.q) ** (retention.q - 2)] * len(W_0)
-    return [lambda a: a] * len(W_0)
-
-
-def lq_norm(a: Tensor, q: float) -> Tensor:
-    return a.abs().pow(q).sum() ** (1 / q)
+        return A / (A.abs().pow(retention.q).sum() ** (1 / retention.q)) ** (retention.q - 2)
+    return A
 
 
 # ---- features ---------------------------------------------------------------------------------

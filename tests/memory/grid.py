@@ -79,6 +79,9 @@ EXTRA = (
     matrix(retention=am.ChannelRetention(), bias=am.DotProduct(), chunk=4, window=3),
     matrix(retention=am.ChannelRetention(), optimizer=am.Momentum(), chunk=4, window=6),
     matrix(retention=am.ChannelRetention(), features=am.Polynomial(2), chunk=3, window=2),
+    matrix(
+        retention=am.ChannelRetention(), features=am.Polynomial(2), optimizer=am.Muon(5), chunk=3
+    ),
     # the implicit step
     matrix(optimizer=am.Implicit()),
     matrix(optimizer=am.Implicit(), retention=am.ScalarRetention(), features=am.Polynomial(2)),
@@ -86,7 +89,7 @@ EXTRA = (
     # Memora and Moneta with every optimizer
     matrix(retention=am.SoftmaxRetention(), optimizer=am.Momentum(), chunk=4, window=2),
     matrix(retention=am.SoftmaxRetention(), optimizer=am.Muon(5), chunk=2, window=3),
-    matrix(retention=am.SoftmaxRetention(), architecture=am.GatedMLP(2), chunk=3),
+    matrix(retention=am.SoftmaxRetention(2.0), architecture=am.GatedMLP(2), chunk=3),
     matrix(
         retention=am.LqRetention(2.5), optimizer=am.Momentum(), bias=am.Lp(4.0), chunk=4, window=5
     ),
@@ -145,4 +148,4 @@ KERNELS = (
 ALL = GRID + EXTRA + STOPPED + KERNELS
 # A few of every kind, for the tests that run each of them many times.
 FEW = (GRID[1], GRID[7], GRID[18], GRID[28], GRID[46], GRID[63], EXTRA[1], EXTRA[3], EXTRA[5])
-FEW += (EXTRA[7], EXTRA[10], EXTRA[14], EXTRA[16], KERNELS[2], KERNELS[8])
+FEW += (EXTRA[7], EXTRA[8], EXTRA[11], EXTRA[15], EXTRA[17], KERNELS[2], KERNELS[8])

@@ -130,7 +130,7 @@ def test_negative_lengths(problem: Problem, form: str) -> None:
 
 
 def test_lengths_of_another_batch(problem: Problem, form: str) -> None:
-    refuse(r"lengths.*6, 6, 6.*2", problem, form, lengths=torch.tensor([6, 6, 6]))
+    refuse(r"lengths.*3.*2", problem, form, lengths=torch.tensor([6, 6, 6]))
 
 
 def test_starts_of_another_shape(problem: Problem, form: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -95,13 +94,14 @@ def test_inner_gradient_of_a_deep_memory() -> None:
     close(result.weights[1][0, 0], W2 - step * torch.outer((W1.T @ e) * (cdf + z * density), k))
 
 
-@pytest.mark.parametrize(
-    "retention", [am.SoftmaxRetention(), am.LqRetention(4.0), am.LqRetention(2.5)]
-)
-def test_the_retention_map_starts_at_the_given_weights(retention: object) -> None:
+def test_retention_maps() -> None:
+    """Memora's rows are distributions times the scale, from W_0 on; Moneta's norm is |A|^(3-q)."""
     W = torch.rand(3, 5, dtype=torch.float64) + 0.1
-    (A,) = oracles.accumulator(retention, [W])
-    close(oracles.retention_map(retention, [W])[0](A), W)
+    memora = oracles.retention_map(am.SoftmaxRetention(2.0), W.log())
+    close(memora, 2 * W / W.sum(1, keepdim=True))
+    moneta = oracles.retention_map(am.LqRetention(4.0), W)
+    close(moneta.norm(4), 1 / W.norm(4))
+    close(oracles.retention_map(am.LqRetention(2.0), W), W)
 
 
 def test_monomials() -> None:

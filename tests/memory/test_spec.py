@@ -117,7 +117,8 @@ def test_choices_that_do_not_go_together(choices: dict[str, object], match: str)
         (lambda: am.Huber(0.0), r"delta=0\.0"),
         (lambda: am.Muon(steps=-1), "steps=-1"),
         (lambda: am.Muon(period=0), "period=0"),
-        (lambda: am.LqRetention(3.0), r"q=3\.0"),
+        (lambda: am.LqRetention(1.5), r"q=1\.5"),
+        (lambda: am.SoftmaxRetention(0.0), r"scale=0\.0"),
     ],
 )
 def test_values_out_of_range(make: object, match: str) -> None:

@@ -488,14 +488,31 @@ def test_yaad_with_a_wide_delta_is_l2(form: str) -> None:
 
 
 @FORMS
-def test_memora_rows_keep_their_sum(form: str) -> None:
-    spec = matrix(retention=am.SoftmaxRetention(), architecture=am.MLP(2), chunk=4)
-    p = draw(spec, 20)
-    _, state = package(p, spec, form)
-    for W, W_0 in zip(state.weights, p.weights, strict=True):
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_memora_rows_are_distributions(form: str, scale: float) -> None:
+    spec = matrix(retention=am.SoftmaxRetention(scale), architecture=am.MLP(2), chunk=4)
+    _, state = package(draw(spec, 20), spec, form)
+    for W in state.weights:
         assert (W > 0).all()
-        sums = W_0.sum(-1).expand(2, -1, -1)
-        torch.testing.assert_close(W.sum(-1), sums, rtol=1e-9, atol=1e-9)
+        sums = torch.full_like(W[..., 0], scale)
+        torch.testing.assert_close(W.sum(-1), sums, rtol=1e-12, atol=1e-12)
+
+
+@FORMS
+def test_memora_is_exponentiated_gradient_descent(form: str) -> None:
+    """W_t ~ W_{t-1}^alpha exp(-eta g), rows normalized: multiplicative, so no log is kept."""
+    spec = matrix(retention=am.SoftmaxRetention(), bias=LINEAR)
+    p = draw(spec, 40)
+    p = replace(p, weights=(p.weights[0] / p.weights[0].sum(-1, keepdim=True),))
+    kv, gates = tokens(p), p.gates
+    eta = gates.eta * gates.gamma[..., 0]
+
+    def step(W: Tensor, t: int) -> Tensor:
+        k, v = kv[t]
+        W = W ** wide(gates.alpha[:, :, t]) * torch.exp(wide(eta[:, :, t]) * outer(v, k))
+        return W / W.sum(-1, keepdim=True)
+
+    agree(p, spec, form, step)
 
 
 def test_oracle_and_package_read_the_same_row() -> None:
