@@ -1,0 +1,1 @@
+"""A thin layer over transformers' Trainer: recipes, checkpoints, run folders, carried memory."""

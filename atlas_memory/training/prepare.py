@@ -1,0 +1,136 @@
+"""From a recipe to a model and examples, with every mistake found before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atlas_memory.config import AtlasConfig
+from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
+from atlas_memory.data.recall import Recall
+from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
+from atlas_memory.data.windows import Example, InOrder, Lanes, Shuffled, describe
+from atlas_memory.training.recipe import Recipe
+
+Say = Callable[[str], None]
+Examples = Sequence[Example]
+VALIDATION_SEED = 1 << 40
+RECALL_VALIDATION = 256  # examples
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run is made of. data: everything that the order of the examples depends on."""
+
+    recipe: Recipe
+    config: AtlasConfig
+    tokenizer: Tokenizer | None
+    train: Any
+    validation: Any
+    bytes_per_token: float | None
+    data: dict[str, Any]
+
+
+def prepare(recipe: Recipe, say: Say) -> Prepared:
+    if recipe.data.source == "mqar":
+        return _prepare_recall(recipe)
+    data, train = recipe.data, recipe.train
+    tokenizer = load_tokenizer(data.tokenizer)
+    config = model_config(recipe, tokenizer)
+    corpus = _corpus(recipe, tokenizer, say)
+    require_length(corpus.train, data.length, "training")
+    require_length(corpus.validation, data.length, "validation")
+    count = train.steps * train.batch
+    examples: Any = Shuffled(corpus.train, data.length, train.seed, count)
+    if train.stream:
+        examples = Lanes(corpus.train, data.length, train.batch, count)
+        require_length(corpus.train, data.length * train.batch, "training")
+    most = data.validation_tokens // data.length or None
+    order = {"length": data.length, "batch": train.batch, "seed": train.seed}
+    return Prepared(
+        recipe,
+        config,
+        tokenizer,
+        examples,
+        InOrder(corpus.validation, data.length, most),
+        corpus.validation.bytes_per_token,
+        {**order, "stream": train.stream, **describe(corpus.train)},
+    )
+
+
+def model_config(recipe: Recipe, tokenizer: Tokenizer) -> AtlasConfig:
+    """The model of a recipe, with room for every id of the tokenizer."""
+    size = tokenizer.vocab_size
+    config = recipe.model.config(vocab_size=size, eos_token_id=tokenizer.end)
+    if config.vocab_size < size:
+        raise ValueError(
+            f"model.vocab_size={config.vocab_size} is less than the {size} ids of tokenizer "
+            f"{tokenizer.name!r}; leave it out or give at least {size}"
+        )
+    require_window(config, recipe.data.length)
+    return config
+
+
+def require_window(config: AtlasConfig, length: int) -> None:
+    memory = config.memory_spec
+    if memory is not None and length < memory.window:
+        raise ValueError(
+            f"data.length={length} is shorter than the memory's window of {memory.window}; give at "
+            f"least {memory.window}, or lower model.memory.window"
+        )
+
+
+def _corpus(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Corpus:
+    data = recipe.data
+    train, own = find_source(data.source, data.field, say)
+    if data.validation is not None:
+        first, second = find_source(data.validation, data.field, say)
+        own = second or first
+    return load_corpus(
+        (train, own),
+        tokenizer,
+        most_tokens=data.most_tokens,
+        validation_share=data.validation_share,
+    )
+
+
+def _prepare_recall(recipe: Recipe) -> Prepared:
+    data, train = recipe.data, recipe.train
+    config = recipe.model.config()
+    require_window(config, data.length)
+    shape = (data.length, data.pairs, config.vocab_size)
+    examples = Recall(*shape, train.seed, train.steps * train.batch)
+    validation = Recall(*shape, train.seed + VALIDATION_SEED, RECALL_VALIDATION)
+    order = {"source": "mqar", "length": data.length, "pairs": data.pairs, "batch": train.batch}
+    order |= {"seed": train.seed}
+    return Prepared(recipe, config, None, examples, validation, None, order)
+
+
+def comparison(recipe: Recipe) -> Recipe:
+    """The recipe with the model to compare with, of as many parameters as the first."""
+    assert recipe.compare is not None
+    own = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    changes = {name: value for name, value in recipe.model.changes.items() if name in own}
+    other = replace(recipe.model, variant=recipe.compare, changes=changes)
+    target = num_parameters(recipe.model.config())
+    width = equal_width(other.config(), target)
+    other = replace(other, changes={**changes, "intermediate_size": width})
+    return replace(recipe, model=other, compare=None)
+
+
+def equal_width(config: AtlasConfig, target: int) -> int:
+    """The feed-forward width with which a model has about `target` parameters."""
+    per_unit = 3 * config.hidden_size * config.num_hidden_layers
+    missing = target - num_parameters(config)
+    return max(1, config.intermediate_size + round(missing / per_unit))
+
+
+def num_parameters(config: AtlasConfig) -> int:
+    import torch
+
+    from atlas_memory.model import AtlasForCausalLM
+
+    with torch.device("meta"):
+        model = AtlasForCausalLM(config)
+    return sum(parameter.numel() for parameter in model.parameters())

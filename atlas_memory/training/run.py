@@ -1,0 +1,232 @@
+"""One run from a recipe to a result: prepare, train or go on, keep the best model, sum up."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atlas_memory.data.home import written_whole
+from atlas_memory.training.callbacks import Metrics, Progress, StopWhenAsked
+from atlas_memory.training.checkpoints import newest_whole, step_of, sweep
+from atlas_memory.training.loss_curve import draw
+from atlas_memory.training.prepare import Prepared, Say
+from atlas_memory.training.recipe import Recipe, Train
+from atlas_memory.training.run_folder import RunFolder
+
+SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256
+NOT_THE_MODEL = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin")
+NOT_THE_MODEL += ("files.json", "data.json")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. figures: what result.json holds."""
+
+    finished: bool
+    step: int
+    figures: dict[str, Any]
+
+
+def processes() -> tuple[int, int]:
+    """This process and how many there are, as torchrun says it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False) -> Result:
+    """Train into a folder; with `resume` from its newest whole checkpoint, if it has one."""
+    if folder.result.is_file():
+        figures = json.loads(folder.result.read_text())
+        return Result(True, figures["step"], figures)
+    rank, _ = processes()
+    checkpoint = _starting_point(prepared, folder, say) if resume else None
+    if rank == 0:
+        if not folder.recipe.is_file():
+            folder.create(prepared.recipe)
+        sweep(folder.checkpoints)
+        folder.forget_after(step_of(checkpoint) if checkpoint else 0)
+    trainer, stop = _trainer(prepared, folder, say)
+    started = time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        stop.restore()
+    step, seconds = trainer.state.global_step, time.monotonic() - started
+    if rank == 0:
+        draw({prepared.recipe.model.variant: folder.read_metrics()}, folder.curve)
+    if stop.asked and step < prepared.recipe.train.steps:
+        return Result(False, step, {"step": step})
+    figures = _figures(trainer, prepared, seconds)
+    if rank == 0:
+        _keep_best(trainer, folder)
+        figures["sample"] = sample(prepared, folder)
+        folder.result.write_text(json.dumps(figures, indent=2) + "\n")
+    return Result(True, step, figures)
+
+
+def _starting_point(prepared: Prepared, folder: RunFolder, say: Say) -> Path | None:
+    from atlas_memory.training.trainer import require_same_data
+
+    checkpoint = newest_whole(folder.checkpoints, say)
+    if checkpoint is None:
+        say(f"{folder.path} has no whole checkpoint; starting at step 0")
+        return None
+    require_same_data(checkpoint, prepared.data)
+    say(f"going on from step {step_of(checkpoint)}")
+    return checkpoint
+
+
+def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, StopWhenAsked]:
+    import torch
+    from transformers import PrinterCallback
+    from transformers.utils import logging
+
+    from atlas_memory.data.windows import collate
+    from atlas_memory.model import AtlasForCausalLM
+    from atlas_memory.training.stream import Stream
+    from atlas_memory.training.trainer import AtlasTrainer, Surroundings
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    train = prepared.recipe.train
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    arguments = training_arguments(prepared, folder)
+    torch.manual_seed(train.seed)
+    metrics = Metrics(folder, train.batch * prepared.recipe.data.length)
+    stop = StopWhenAsked(say)
+    trainer = AtlasTrainer(
+        Surroundings(folder, prepared.data, prepared.bytes_per_token, train.keep, say),
+        Stream(arguments.gradient_accumulation_steps) if train.stream else None,
+        model=AtlasForCausalLM(prepared.config),
+        args=arguments,
+        data_collator=collate,
+        train_dataset=prepared.train,
+        eval_dataset=prepared.validation,
+        processing_class=prepared.tokenizer.fast if prepared.tokenizer else None,
+        callbacks=[metrics, Progress(metrics, say), stop],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer, stop
+
+
+def micro_batches(train: Train, processes: int) -> tuple[int, int]:
+    """Sequences a process computes at once, and how often it does so in a step."""
+    share, rest = divmod(train.batch, processes)
+    if rest:
+        raise ValueError(f"train.batch={train.batch} cannot be shared by {processes} processes")
+    micro = train.micro_batch or share
+    if share % micro:
+        raise ValueError(
+            f"train.micro_batch={micro} does not divide the {share} sequences of a process"
+        )
+    return micro, share // micro
+
+
+def training_arguments(prepared: Prepared, folder: RunFolder) -> Any:
+    """The recipe in transformers' words."""
+    import torch
+    from transformers import TrainingArguments
+
+    train = prepared.recipe.train
+    micro, accumulate = micro_batches(train, processes()[1])
+    score = "bits_per_byte" if prepared.bytes_per_token is not None else "accuracy"
+    sharded = train.parallel == "fsdp" and processes()[1] > 1
+    return TrainingArguments(
+        output_dir=str(folder.checkpoints),
+        max_steps=train.steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=accumulate,
+        learning_rate=train.learning_rate,
+        lr_scheduler_type=train.schedule,
+        lr_scheduler_kwargs={"min_lr_rate": 0.1} if train.schedule.endswith("min_lr") else {},
+        warmup_steps=train.warmup,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.beta1,
+        adam_beta2=train.beta2,
+        max_grad_norm=train.clip,
+        bf16=train.precision == "bfloat16",
+        gradient_checkpointing=train.checkpoint_layers,
+        torch_compile=train.compile,
+        seed=train.seed,
+        data_seed=train.seed,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        logging_steps=train.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=train.validate_every or train.steps,
+        save_strategy="steps",
+        save_steps=train.save_every or train.steps,
+        metric_for_best_model=score,
+        greater_is_better=score == "accuracy",
+        report_to=list(train.report_to) or "none",
+        disable_tqdm=True,
+        use_cpu=not torch.accelerator.is_available(),
+        ddp_find_unused_parameters=False,
+        fsdp=sharded or None,
+        fsdp_config={"transformer_layer_cls_to_wrap": ["Block"]} if sharded else None,
+    )
+
+
+def _figures(trainer: Any, prepared: Prepared, seconds: float) -> dict[str, Any]:
+    from atlas_memory.training.prepare import num_parameters
+
+    recipe: Recipe = prepared.recipe
+    history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    last = {k.removeprefix("eval_"): v for k, v in history[-1].items() if k != "epoch"}
+    kept = ("bits_per_byte", "byte_perplexity", "accuracy", "loss", "bits_per_token")
+    tokens = trainer.state.global_step * recipe.train.batch * recipe.data.length
+    return {
+        "variant": recipe.model.variant,
+        "size": recipe.model.size,
+        "parameters": num_parameters(prepared.config),
+        "step": trainer.state.global_step,
+        "tokens": tokens,
+        "seconds": round(seconds, 1),
+        "best": trainer.state.best_metric,
+        "best_step": trainer.state.best_global_step,
+        **{f"validation_{name}": last[name] for name in kept if name in last},
+    }
+
+
+def _keep_best(trainer: Any, folder: RunFolder) -> None:
+    """Copy the model of the best checkpoint to where it can be loaded from."""
+    best = trainer.state.best_global_step or trainer.state.global_step
+    source = folder.checkpoints / f"checkpoint-{best}"
+    shutil.rmtree(folder.model, ignore_errors=True)
+    with written_whole(folder.model) as draft:
+        for path in source.iterdir():
+            leave = path.name.startswith(("rng_state", "stream-")) or path.name in NOT_THE_MODEL
+            if path.is_file() and not leave:
+                shutil.copy2(path, draft / path.name)
+
+
+def sample(prepared: Prepared, folder: RunFolder) -> str | None:
+    """A text that the model goes on with, from the beginning of the validation text."""
+    import torch
+
+    from atlas_memory.model import AtlasForCausalLM
+
+    if prepared.tokenizer is None:
+        return None
+    model = AtlasForCausalLM.from_pretrained(folder.model).eval()
+    start = prepared.validation[0]["input_ids"][None, :SAMPLE_PROMPT]
+    torch.manual_seed(prepared.recipe.train.seed)
+    ids = model.generate(
+        start,
+        max_new_tokens=SAMPLE_TOKENS,
+        do_sample=True,
+        temperature=0.8,
+        pad_token_id=prepared.tokenizer.end or 0,
+    )
+    text: str = prepared.tokenizer.fast.decode(ids[0, start.shape[1] :])
+    return text

@@ -1,0 +1,131 @@
+"""A run explains itself: what was asked, where it ran, how it went, and what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from atlas_memory.training.recipe import Recipe
+
+PACKAGES = ("atlas-memory", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "loss.png"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def divergence(self) -> Path:
+        return self.path / "divergence"
+
+    def create(self, recipe: Recipe) -> None:
+        """Make the folder; everything that can be wrong with a recipe has been checked before."""
+        try:
+            self.checkpoints.mkdir(parents=True)
+            self.recipe.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
+            self.environment.write_text(json.dumps(environment(recipe.train.seed), indent=2) + "\n")
+        except OSError as error:
+            raise ValueError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def read_recipe(self) -> Recipe:
+        try:
+            return Recipe.from_dict(json.loads(self.recipe.read_text()))
+        except OSError as error:
+            raise ValueError(f"{self.path} is no run folder: it has no config.json") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        if not self.metrics.is_file():
+            return []
+        lines = self.metrics.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def forget_after(self, step: int) -> None:
+        """Drop the metrics of steps that will be made again."""
+        kept = [entry for entry in self.read_metrics() if entry["step"] <= step]
+        self.metrics.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def require_new(path: Path) -> None:
+    """A run gets a folder of its own, in a place that can be written to."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists; give another --output, or --resume to go on with it")
+    parent = path.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"cannot write to {path}: {parent} is no folder that can be written to")
+
+
+def environment(seed: int) -> dict[str, Any]:
+    """Versions, machine, commit and seed."""
+    import torch
+
+    return {
+        "command": sys.argv,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "seed": seed,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source this runs from, if it runs from a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
