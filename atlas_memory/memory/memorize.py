@@ -22,6 +22,7 @@ from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
 from atlas_memory.memory.tokens import Tokens
 
 FORMS = ("chunkwise", "recurrent")
+KEPT_BYTES = 512 * 2**20
 
 
 def memorize(
@@ -167,6 +168,7 @@ def _memorize_chunkwise(
         slots=streams[0].shape[1],
         lookbacks=(0, spec.window - 1, spec.window - 1, 0, 0, 0, 0),
         partial=spec.linear,
+        kept=_kept_blocks(spec, block, streams, initial),
         fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
         count=None if layout is None else layout.count.repeat_interleave(heads, 0),
     )
@@ -183,6 +185,16 @@ def _memorize_chunkwise(
     y = y[:, :, y.shape[2] - tokens.new :] if layout is None else gather(y, layout.slot)
     parts = tuple(x.unflatten(0, (-1, heads)) for x in after)
     return y, parts[: len(initial)], parts[len(initial) :]
+
+
+def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
+    """How many blocks' graphs fit the budget; a block of matrices per token never does."""
+    if isinstance(spec.optimizer, Muon) or spec.retention.mapped:
+        return 0
+    pairs = block * spec.window if spec.linear else block + spec.window - 1
+    # each matrix leaves about eight activations per pair, and the window its square matrices
+    floats = 8 * sum(w.shape[-1] + w.shape[-2] for w in initial) + 8 * pairs
+    return KEPT_BYTES // (streams[0].element_size() * streams[0].shape[0] * pairs * floats)
 
 
 def _flat(tensors: Tensors) -> Tensors:

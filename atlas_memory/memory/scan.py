@@ -1,8 +1,9 @@
-"""One block after the other: states at block borders are kept, everything else is recomputed.
+"""One block after the other: states at block borders are kept, the rest is recomputed.
 
 The scan is a single node of the autograd graph. Its backward walks the blocks in reverse, runs
 each one again with gradients on, and adds into one buffer per stream: no slice of a long tensor
-ever gets a full-size gradient of its own, and one block's intermediates are the most alive.
+ever gets a full-size gradient of its own. The first `kept` blocks keep their graphs instead, as
+many as fit into a fixed budget; beyond it one block's intermediates are the most alive.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Tensors = tuple[Tensor, ...]
 Body = Callable[[Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, Tensors]]
@@ -22,6 +24,7 @@ class Plan:
     """How `slots` tokens are cut. widths: extra leading entries of each stream (its look-back).
 
     partial: a block that is not full still moves the state on (linear memories).
+    kept: blocks whose graph is kept for the backward pass instead of being run again.
     fresh, count [g, blocks]: for rows that differ; see `layout.Layout`.
     """
 
@@ -29,6 +32,7 @@ class Plan:
     slots: int
     lookbacks: tuple[int, ...]
     partial: bool
+    kept: int = 0
     fresh: Tensor | None = None
     count: Tensor | None = None
 
@@ -95,47 +99,66 @@ def _split(tensors: Sequence[Any], counts: tuple[int, int, int]) -> tuple[Any, A
     return tuple(tensors[:a]), tuple(tensors[a:b]), tuple(tensors[b:c]), tuple(tensors[c:])
 
 
+@dataclass(frozen=True)
+class _Record:
+    """One block with its graph: leaves by group (state, initial, streams, shared), outputs."""
+
+    leaves: tuple[Tensors, ...]
+    outputs: Tensors
+
+
+def _record(step: Step, j: int, groups: tuple[Tensors, ...], needs: tuple[Any, ...]) -> _Record:
+    state, initial, streams, shared = groups
+    leaves = (
+        tuple(x.detach().requires_grad_() for x in state),
+        _leaves(initial, needs[1]),
+        _leaves(step.plan.slices(streams, j), needs[2]),
+        _leaves(shared, needs[3]),
+    )
+    with torch.enable_grad():
+        y, after = step(j, *leaves)
+    return _Record(leaves, (y, *after))
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Step, counts: tuple[int, int, int], *tensors: Tensor) -> Tensors:
         state, initial, streams, shared = _split(tensors, counts)
-        outputs, borders = [], []
+        needs = _split(ctx.needs_input_grad[2:], counts)
+        outputs, borders, records = [], [], {}
         for j in range(step.plan.blocks):
             borders.extend(state)
-            y, state = step(j, state, initial, step.plan.slices(streams, j), shared)
+            if j < step.plan.kept:
+                records[j] = _record(step, j, (state, initial, streams, shared), needs)
+                y, *after = (x.detach() for x in records[j].outputs)
+                state = tuple(after)
+            else:
+                y, state = step(j, state, initial, step.plan.slices(streams, j), shared)
             outputs.append(y)
-        ctx.step, ctx.counts = step, counts
+        ctx.step, ctx.counts, ctx.records = step, counts, records
         ctx.save_for_backward(*tensors, *borders)
         return torch.cat(outputs, dim=1), *(x.clone() for x in state)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor, *dstate: Tensor) -> tuple[Any, ...]:
         step, counts, total = ctx.step, ctx.counts, len(ctx.needs_input_grad) - 2
         saved = ctx.saved_tensors
         tensors, borders = saved[:total], saved[total:]
         _, initial, streams, shared = _split(tensors, counts)
         needs = _split(ctx.needs_input_grad[2:], counts)
-        sums = [
-            torch.zeros_like(x) if need else None
-            for x, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)
-        ]
+        wanted = zip(tensors, ctx.needs_input_grad[2:], strict=True)
+        sums = [torch.zeros_like(x) if need else None for x, need in wanted]
         _, d_initial, d_streams, d_shared = _split(sums, counts)
         for j in reversed(range(step.plan.blocks)):
             border = borders[j * counts[0] : (j + 1) * counts[0]]
-            leaves = (
-                _leaves(border, (True,) * counts[0]),
-                _leaves(initial, needs[1]),
-                _leaves(step.plan.slices(streams, j), needs[2]),
-                _leaves(shared, needs[3]),
-            )
-            with torch.enable_grad():
-                y, after = step(j, *leaves)
-            begin = j * step.plan.block
-            grads = _gradients((y, *after), (dy[:, begin : begin + y.shape[1]], *dstate), leaves)
-            dstate = tuple(
-                g if g is not None else torch.zeros_like(x)
-                for g, x in zip(grads[0], border, strict=True)
-            )
+            record = ctx.records.pop(j, None)
+            if record is None:
+                record = _record(step, j, (border, initial, streams, shared), needs)
+            begin, width = j * step.plan.block, record.outputs[0].shape[1]
+            grads = _gradients(record, (dy[:, begin : begin + width], *dstate))
+            found = zip(grads[0], border, strict=True)
+            dstate = tuple(torch.zeros_like(x) if g is None else g for g, x in found)
             targets = (*d_initial, *step.plan.slices_or_none(d_streams, j), *d_shared)
             for target, grad in zip(targets, (*grads[1], *grads[2], *grads[3]), strict=True):
                 if target is not None and grad is not None:
@@ -148,13 +171,10 @@ def _leaves(tensors: Sequence[Tensor], needs: Sequence[bool]) -> Tensors:
     return tuple(x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True))
 
 
-def _gradients(
-    outputs: Tensors, weights: Tensors, leaves: tuple[Tensors, ...]
-) -> list[list[Tensor | None]]:
+def _gradients(record: _Record, weights: Tensors) -> list[list[Tensor | None]]:
     """d(outputs . weights) by group of leaves; None for a leaf that needs none."""
-    wanted = [x for group in leaves for x in group if x.requires_grad]
-    pairs = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
-    found = iter(
-        torch.autograd.grad([o for o, _ in pairs], wanted, [w for _, w in pairs], allow_unused=True)
-    )
-    return [[next(found) if x.requires_grad else None for x in group] for group in leaves]
+    wanted = [x for group in record.leaves for x in group if x.requires_grad]
+    pairs = [(o, w) for o, w in zip(record.outputs, weights, strict=True) if o.requires_grad]
+    outputs, given = [o for o, _ in pairs], [w for _, w in pairs]
+    found = iter(torch.autograd.grad(outputs, wanted, given, allow_unused=True))
+    return [[next(found) if x.requires_grad else None for x in group] for group in record.leaves]
