@@ -89,17 +89,19 @@ class MemoryLayer(nn.Module):
                 self.sketch.copy_(constants)
 
     def _initial_std(self, i: int, shape: torch.Size) -> float:
-        """A deep memory writes eta ||h||^2 of the surprise, h its hidden layer, and eta <= 1/chunk:
+        """M(x) is about x at first, and the largest step writes about one pair.
 
-        the first matrices are drawn so that ||h||^2 is about the chunk.
+        With W2 near 0 a deep memory starts as the delta rule on the keys themselves: its step
+        moves the answer by eta W1 gelu'(0)^2 W1^T e, gelu'(0) = 1/2, and eta is at most about
+        1/chunk. A step of Muon has length 1 whatever the chunk.
         """
-        _, out, fan_in = shape
-        deep = i in self.spec.architecture.inputs and len(self.weights) > 1
-        if not deep:
+        fan_in = shape[-1]
+        if len(self.weights) == 1 or self.spec.retention.mapped:
             return fan_in**-0.5
-        if isinstance(self.spec.optimizer, Muon) or self.spec.retention.mapped:
-            return 2 * fan_in**-0.5
-        return (2 * self.spec.chunk / out) ** 0.5
+        if i == 0:
+            steps = 1 if isinstance(self.spec.optimizer, Muon) else self.spec.chunk
+            return 2 * (steps / fan_in) ** 0.5
+        return 0.1 * fan_in**-0.5 if i == 1 else 1.0
 
     def forward(
         self,

@@ -14,6 +14,7 @@ from atlas_memory.memory import (
     ChannelRetention,
     FixedRetention,
     Gates,
+    LqRetention,
     Matrix,
     MemorySpec,
     Momentum,
@@ -148,6 +149,9 @@ class GateProjections(nn.Module):
         if isinstance(self.spec.architecture, Matrix):
             return alpha
         lost = (1 - alpha) / self.spec.chunk
+        if isinstance(self.spec.retention, LqRetention):
+            # W = A / ||A||^(q-2) grows as A fades: forget only while writing, and less than that.
+            lost = 0.1 * share * lost
         return (1 - lost) * (1 - share / self.spec.chunk) if forgetting(self.spec) else 1 - lost
 
 
