@@ -1,0 +1,324 @@
+"""MemoryLayer: one function whatever the cut, and finite whatever the input."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atlas_memory.layers.memory_layer import MemoryLayer, MemoryLayerState
+from atlas_memory.layers.mesa_layer import MesaLayer, MesaLayerState
+from atlas_memory.memory import (
+    L2,
+    MLP,
+    ChannelRetention,
+    DotProduct,
+    Elementwise,
+    Exponential,
+    FixedRetention,
+    GatedMLP,
+    GradientDescent,
+    Huber,
+    Implicit,
+    Lp,
+    LqRetention,
+    Matrix,
+    MemorySpec,
+    MemoryState,
+    Momentum,
+    Muon,
+    NoRetention,
+    Polynomial,
+    ScalarRetention,
+    Sketch,
+    SoftmaxRetention,
+)
+
+DEEP = MemorySpec(architecture=MLP(expansion=2), bias=Huber(1.0), chunk=4)
+LINEAR = MemorySpec(architecture=Matrix(), bias=DotProduct(), chunk=1)
+ROWS = {
+    "titans": replace(DEEP, optimizer=Momentum()),
+    "yaad": DEEP,
+    "omeganet": replace(DEEP, features=Polynomial(2), window=8),
+    "dla": replace(DEEP, bias=DotProduct()),
+    "moneta": replace(DEEP, bias=Lp(3.0), retention=LqRetention(4.0)),
+    "memora": replace(DEEP, bias=L2(), retention=SoftmaxRetention()),
+    "atlas": replace(DEEP, features=Elementwise(2), optimizer=Muon(period=4), window=8),
+    "atlas_plus": replace(
+        DEEP, architecture=GatedMLP(expansion=2), optimizer=Muon(period=4), window=8
+    ),
+}
+OTHERS = {
+    "retnet": replace(LINEAR, retention=FixedRetention()),
+    "gla": replace(LINEAR, retention=ChannelRetention()),
+    "polysketch": replace(LINEAR, retention=NoRetention(), features=Sketch(degree=4, size=6)),
+    "deltanet": replace(LINEAR, bias=L2(), retention=NoRetention()),
+    "gated_deltanet": replace(LINEAR, bias=L2(), retention=ScalarRetention(before_gradient=True)),
+    "longhorn": replace(LINEAR, bias=L2(), optimizer=Implicit()),
+    "ttt_linear": replace(LINEAR, bias=L2(), retention=NoRetention(), chunk=4),
+    "ttt_mlp": replace(DEEP, bias=L2(), retention=NoRetention()),
+    "gated_mlp": replace(DEEP, architecture=GatedMLP(expansion=2), optimizer=GradientDescent()),
+    "lp": replace(DEEP, bias=Lp(3.0)),
+    "dot": replace(DEEP, features=Exponential(), window=3),
+}
+ALL = ROWS | OTHERS
+DIM, HEADS = 8, 2
+
+
+def layer_of(spec, dim=DIM, heads=HEADS, seed=0):
+    torch.manual_seed(seed)
+    layer = MemoryLayer(dim, heads, spec)
+    for name, parameter in layer.named_parameters():
+        if name.startswith("gates"):
+            parameter.data += 0.5 * torch.randn_like(parameter)
+    return layer
+
+
+def draw(*shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def stream(layer, x, cuts):
+    state, parts = None, []
+    for part in x.split(cuts, dim=1):
+        y, state = layer(part, state)
+        parts.append(y)
+    return torch.cat(parts, dim=1), state
+
+
+# ---- one function ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("cuts", [[1] * 13, [6, 7]], ids=["tokens", "halves"])
+def test_any_cut_gives_the_same(name, cuts):
+    layer, x = layer_of(ALL[name]).double(), draw(2, 13, DIM)
+    whole, _ = layer(x)
+    torch.testing.assert_close(stream(layer, x, cuts)[0], whole, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["titans", "atlas", "gla", "dot"])
+def test_documents_and_padding_are_separate_rows(name):
+    layer, x = layer_of(ALL[name]).double(), draw(2, 11, DIM)
+    starts = torch.zeros(2, 11, dtype=torch.bool)
+    starts[0, 5] = starts[1, 9] = True
+    packed, state = layer(x, starts=starts, lengths=torch.tensor([11, 7]))
+    torch.testing.assert_close(packed[:1, 5:], layer(x[:1, 5:])[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(packed[1:, :7], layer(x[1:, :7])[0], rtol=0, atol=1e-9)
+    more = draw(2, 3, DIM, seed=2)
+    after, _ = layer(more, state)
+    alone, _ = layer(torch.cat([x[1:, :7], more[1:]], dim=1))
+    torch.testing.assert_close(after[1:], alone[:, 7:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_parameter_gets_a_gradient_and_none_is_written(name):
+    layer = layer_of(ALL[name])
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    layer(draw(2, 13, DIM).float())[0].square().sum().backward()
+    assert [n for n, p in layer.named_parameters() if p.grad is None] == []
+    after = layer.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_stop_gradient_is_the_specs():
+    spec = replace(ROWS["titans"], stop_gradient=True)
+    layer, same = layer_of(spec), layer_of(ROWS["titans"])
+    x = draw(1, 9, DIM).float()
+    torch.testing.assert_close(layer(x)[0], same(x)[0])
+    for each in (layer, same):
+        each(x)[0].square().sum().backward()
+    ours, theirs = layer.projections.k_proj.weight.grad, same.projections.k_proj.weight.grad
+    assert not torch.allclose(ours, theirs)
+
+
+def test_coefficients_start_at_the_taylor_series():
+    coefficients = layer_of(ROWS["omeganet"]).coefficients()
+    torch.testing.assert_close(coefficients, torch.tensor([[1.0, 1.0, 0.5]] * HEADS))
+
+
+def test_random_projections_are_saved():
+    assert "sketch" in MemoryLayer(DIM, HEADS, OTHERS["polysketch"]).state_dict()
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="dim=9 and heads=2"):
+        MemoryLayer(9, 2, DEEP)
+
+
+# ---- the state ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["titans", "atlas", "retnet", "dot"])
+def test_state_is_saved_and_loaded(name, tmp_path):
+    layer, x = layer_of(ALL[name]), draw(2, 11, DIM).float()
+    _, state = layer(x)
+    state.save(tmp_path / "state")
+    loaded = MemoryLayerState.load(tmp_path / "state")
+    torch.testing.assert_close(layer(x, loaded)[0], layer(x, state)[0])
+    assert loaded.num_bytes == state.num_bytes
+
+
+def test_a_memory_alone_is_no_layer_state(tmp_path):
+    _, state = layer_of(DEEP)(draw(1, 3, DIM).float())
+    state.memory.save(tmp_path / "memory")
+    with pytest.raises(ValueError, match=r"no conv\.tail"):
+        MemoryLayerState.load(tmp_path / "memory")
+    state.save(tmp_path / "layer")
+    assert MemoryState.load(tmp_path / "layer").spec == DEEP
+
+
+def test_rows_can_be_selected_and_the_graph_cut():
+    layer, x = layer_of(DEEP), draw(3, 7, DIM).float()
+    _, state = layer(x)
+    assert not state.detach().memory.start[0].requires_grad
+    forked, _ = layer(x[[2, 2]], state.select(torch.tensor([2, 2])))
+    torch.testing.assert_close(forked, layer(x, state)[0][[2, 2]])
+
+
+def test_the_state_does_not_grow():
+    layer, x = layer_of(ROWS["atlas"]), draw(1, 50, DIM).float()
+    assert layer(x)[1].num_bytes == layer(x[:, :3])[1].num_bytes
+
+
+@pytest.mark.parametrize("name", ["titans", "atlas", "memora", "deltanet"])
+def test_the_memory_is_float32_in_bfloat16(name):
+    x = draw(2, 9, DIM)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer_of(ALL[name])(x.float())
+    assert all(part.dtype == torch.float32 for part in state.memory.start)
+    half, state = layer_of(ALL[name]).bfloat16()(x.bfloat16())
+    assert all(part.dtype == torch.float32 for part in state.memory.start)
+    assert half.dtype == torch.bfloat16
+    assert torch.isfinite(half).all()
+    assert torch.isfinite(y).all()
+
+
+# ---- Mesa --------------------------------------------------------------------------------------
+
+
+def test_mesa_any_cut_gives_the_same(tmp_path):
+    torch.manual_seed(0)
+    layer, x = MesaLayer(DIM, HEADS).double(), draw(2, 13, DIM)
+    whole, state = layer(x)
+    torch.testing.assert_close(stream(layer, x, [1, 5, 7])[0], whole, rtol=0, atol=1e-9)
+    state.save(tmp_path / "mesa")
+    again, _ = layer(x, MesaLayerState.load(tmp_path / "mesa"))
+    torch.testing.assert_close(again, layer(x, state)[0])
+
+
+def test_mesa_refuses_another_file(tmp_path):
+    _, state = layer_of(DEEP)(draw(1, 3, DIM).float())
+    state.save(tmp_path / "layer")
+    with pytest.raises(ValueError, match="not G, H"):
+        MesaLayerState.load(tmp_path / "layer")
+
+
+# ---- stability ---------------------------------------------------------------------------------
+
+OPEN = {"eta": 9.0, "alpha": 20.0, "theta": 9.0, "gamma": 9.0}  # largest steps, nothing forgotten
+CLOSED = {"eta": 9.0, "alpha": -20.0, "theta": -9.0, "gamma": -9.0}  # everything forgotten
+TEXT = (Path(__file__).parents[2] / "docs/paper.md").read_bytes()
+
+
+def with_gates(spec, gates):
+    layer = layer_of(spec, dim=16, heads=1)
+    if gates is None:
+        return layer
+    with torch.no_grad():
+        layer.gates.weight.zero_()
+        for name, bias in layer.gates._split(layer.gates.bias).items():
+            bias.fill_(gates[name])
+    return layer
+
+
+def hard_inputs(tokens):
+    """One token forever, a new one every 64, text, noise; the same at 1e4 and at 1e-4."""
+    table = draw(256, 16, seed=3).float()
+    time = torch.arange(tokens)
+    text = torch.tensor(list(TEXT * (tokens // len(TEXT) + 1)))[:tokens]
+    noise = torch.randint(256, (tokens,), generator=torch.Generator().manual_seed(4))
+    once = torch.stack([table[index] for index in (time * 0, time // 64 % 256, text, noise)])
+    return torch.cat([once, 1e4 * once, 1e-4 * once[:1]])
+
+
+def require_finite(layer, tokens, block=4096):
+    state = None
+    with torch.no_grad():
+        for part in hard_inputs(tokens).split(block, dim=1):
+            y, state = layer(part, state)
+            assert torch.isfinite(y).all()
+    for part in (*state.memory.start, *state.memory.start_momentum):
+        assert part.isfinite().all()
+    return state
+
+
+def stale(name, chunk):
+    """The row with chunk `chunk`; Muon steps once in it."""
+    spec = replace(ROWS[name], chunk=64)
+    if isinstance(spec.optimizer, Muon):
+        spec = replace(spec, optimizer=Muon(period=chunk))
+    return replace(spec, chunk=chunk)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_100_000_tokens_stay_finite(name):
+    require_finite(with_gates(stale(name, 64), None), 100_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gates", [None, OPEN, CLOSED], ids=["default", "open", "closed"])
+@pytest.mark.parametrize("name", ROWS)
+def test_100_000_tokens_of_short_chunks_stay_finite(name, gates):
+    require_finite(with_gates(stale(name, 16), gates), 100_000)
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+@pytest.mark.parametrize("gates", [OPEN, CLOSED], ids=["open", "closed"])
+@pytest.mark.parametrize("name", ROWS)
+def test_extreme_gates_stay_finite(name, gates, chunk):
+    require_finite(with_gates(stale(name, chunk), gates), 3_000)
+
+
+@pytest.mark.parametrize("name", ["titans", "omeganet", "yaad", "dla"])
+def test_a_deep_memory_never_outgrows_its_start(name):
+    layer = with_gates(stale(name, 16), OPEN)
+    start = max(weight.abs().max() for weight in layer.initial_weights())
+    state = require_finite(layer, 6_000)
+    assert max(part.abs().max() for part in state.memory.start) < 3 * start
+
+
+@pytest.mark.parametrize("name", ["ttt_linear", "ttt_mlp", "gated_mlp", "lp", "dot", "longhorn"])
+def test_other_memories_stay_finite(name):
+    require_finite(with_gates(OTHERS[name], None), 1_000)
+
+
+@pytest.mark.parametrize("gates", [None, OPEN], ids=["default", "open"])
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_through_a_thousand_repetitions_are_finite(name, gates):
+    layer = with_gates(stale(name, 16), gates)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = layer(hard_inputs(1_000))
+    y.float().square().mean().backward()
+    assert [n for n, p in layer.named_parameters() if not p.grad.isfinite().all()] == []
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_after_a_long_stream_are_finite(name):
+    layer = with_gates(stale(name, 64), None)
+    state = require_finite(layer, 2_048).detach()
+    y, _ = layer(hard_inputs(64), state)
+    y.square().mean().backward()
+    # W_0 has no part in a chunk that continues a state.
+    grads = {n: p.grad for n, p in layer.named_parameters() if not n.startswith("weights")}
+    assert [n for n, grad in grads.items() if not grad.isfinite().all()] == []
+
+
+def test_mesa_stays_finite():
+    torch.manual_seed(0)
+    layer = MesaLayer(16, 1)
+    with torch.no_grad():
+        y, state = layer(hard_inputs(10_000))
+    assert torch.isfinite(y).all()
+    assert state.memory.G.isfinite().all()
