@@ -74,6 +74,17 @@ def by_split(files: list[Path]) -> dict[str, list[Path]]:
     return splits
 
 
+def first_bytes(documents: Iterable[Document], most: int) -> Iterator[Document]:
+    """Documents until about `most` bytes have been read."""
+    read = 0
+    for document in documents:
+        for piece in document:
+            if read >= most:
+                return
+            read += len(piece)
+            yield [piece]
+
+
 def _text_document(path: Path) -> Document:
     with _open(path) as file:
         while piece := _whole_lines(file):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
-from atlas_memory.data.home import home, written_whole
+from atlas_memory.data.home import home, made_once
 
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 SPLIT = {"train.txt": 90_000_000, "validation.txt": 5_000_000, "test.txt": 5_000_000}
@@ -32,14 +32,14 @@ PATIENCE = 20  # seconds without an answer
 
 def enwik8(say: Callable[[str], None]) -> Path:
     """The folder with train.txt, validation.txt and test.txt; fetched if it is not there."""
-    folder = home() / "corpora" / "enwik8"
-    if not folder.is_dir():
+
+    def make(draft: Path) -> None:
         text = _fetch(say)
-        with written_whole(folder) as draft:
-            for name, size in SPLIT.items():
-                (draft / name).write_bytes(text[:size])
-                text = text[size:]
-    return folder
+        for name, size in SPLIT.items():
+            (draft / name).write_bytes(text[:size])
+            text = text[size:]
+
+    return made_once(home() / "corpora" / "enwik8", make)
 
 
 def _fetch(say: Callable[[str], None]) -> bytes:

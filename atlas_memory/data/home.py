@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -18,21 +17,26 @@ def home() -> Path:
     return Path(cache).expanduser() / "atlas-memory"
 
 
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` when everything in it has been written.
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, made by `make` if it is not there; of many processes one makes it, the rest wait.
 
-    Whoever comes second keeps the folder of the first: both wrote the same thing.
+    It is made under another name, so it is whole or not there.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        from filelock import FileLock
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if not folder.is_dir():
+                _make(folder, make)
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     draft.chmod(0o755)
     try:
-        yield draft
-        try:
-            draft.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+        make(draft)
+        draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -52,9 +52,7 @@ class Recall:
         ids[0 : 2 * pairs : 2], ids[1 : 2 * pairs : 2] = keys, values
         slots = (self.length - 2 * pairs) // 2
         weight = np.arange(1, slots + 1) ** (POWER - 1)
-        asked = 2 * pairs + 2 * random.choice(
-            slots, pairs, replace=False, p=weight / weight.sum()
-        )
+        asked = 2 * pairs + 2 * random.choice(slots, pairs, replace=False, p=weight / weight.sum())
         ids[asked] = keys
         # the label of token t + 1 is what the model says after token t
         labels[asked + 1] = values

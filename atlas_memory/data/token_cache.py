@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atlas_memory.data.documents import Document
-from atlas_memory.data.home import home, written_whole
+from atlas_memory.data.home import home, made_once
 from atlas_memory.data.tokenizer import Tokenizer
 
 Ids = np.ndarray[Any, Any]
@@ -52,9 +52,7 @@ def cached_tokens(source: Source, tokenizer: Tokenizer, most: int | None = None)
     key = [source.fingerprint(), tokenizer.fingerprint(), tokenizer.end, most]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]
     folder = home() / "tokens" / digest
-    if not folder.is_dir():
-        with written_whole(folder) as draft:
-            _write(source, tokenizer, most, draft)
+    made_once(folder, lambda draft: _write(source, tokenizer, most, draft))
     return _open(folder, digest)
 
 

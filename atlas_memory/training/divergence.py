@@ -18,18 +18,24 @@ class DivergedError(Exception):
 
 
 def report(
-    folder: Path, model: nn.Module, batch: dict[str, Tensor], step: int, what: str
+    folder: Path, model: nn.Module | None, batch: dict[str, Tensor], step: int, what: str
 ) -> DivergedError:
-    """Save the step, the batch and the statistics of the gates; return what to raise."""
+    """Save the step, the batch and the statistics of the gates; return what to raise.
+
+    model: None where one process cannot run it alone.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: x.detach().cpu().contiguous().clone() for name, x in batch.items()}
     save_file(tensors, folder / "batch.safetensors")
-    found = {"step": step, "what": what, "gates": gate_statistics(model, batch)}
-    found["parameters_not_finite"] = [
-        name for name, p in model.named_parameters() if not bool(torch.isfinite(p).all())
-    ]
+    found: dict[str, Any] = {"step": step, "what": what}
+    if model is not None:
+        found["gates"] = gate_statistics(model, batch)
+        parameters = dict(model.named_parameters())
+        found["parameters_not_finite"] = [
+            name for name, p in parameters.items() if not bool(torch.isfinite(p).all())
+        ]
     (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
     return DivergedError(
         f"{what} at step {step}; the batch and the gates' statistics are in {folder}; "

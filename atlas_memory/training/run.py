@@ -1,6 +1,6 @@
 """One run from a recipe to a result: prepare, train or go on, keep the best model, sum up."""
 
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="no-untyped-call, arg-type"
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atlas_memory.data.home import written_whole
+from atlas_memory.data.home import made_once
 from atlas_memory.training.callbacks import Metrics, Progress, StopWhenAsked
 from atlas_memory.training.checkpoints import newest_whole, step_of, sweep
 from atlas_memory.training.loss_curve import draw
@@ -21,8 +22,8 @@ from atlas_memory.training.recipe import Recipe, Train
 from atlas_memory.training.run_folder import RunFolder
 
 SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256
-NOT_THE_MODEL = ("optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin")
-NOT_THE_MODEL += ("files.json", "data.json")
+NOT_THE_MODEL = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin"}
+NOT_THE_MODEL |= {"files.json", "data.json"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False
         figures = json.loads(folder.result.read_text())
         return Result(True, figures["step"], figures)
     rank, _ = processes()
+    # torch tells of every block that its output is a view; nothing here writes into one
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     checkpoint = _starting_point(prepared, folder, say) if resume else None
     if rank == 0:
         if not folder.recipe.is_file():
@@ -170,6 +173,8 @@ def training_arguments(prepared: Prepared, folder: RunFolder) -> Any:
         greater_is_better=score == "accuracy",
         report_to=list(train.report_to) or "none",
         disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
         use_cpu=not torch.accelerator.is_available(),
         ddp_find_unused_parameters=False,
         fsdp=sharded or None,
@@ -202,12 +207,15 @@ def _keep_best(trainer: Any, folder: RunFolder) -> None:
     """Copy the model of the best checkpoint to where it can be loaded from."""
     best = trainer.state.best_global_step or trainer.state.global_step
     source = folder.checkpoints / f"checkpoint-{best}"
-    shutil.rmtree(folder.model, ignore_errors=True)
-    with written_whole(folder.model) as draft:
+
+    def copy(draft: Path) -> None:
         for path in source.iterdir():
             leave = path.name.startswith(("rng_state", "stream-")) or path.name in NOT_THE_MODEL
             if path.is_file() and not leave:
                 shutil.copy2(path, draft / path.name)
+
+    shutil.rmtree(folder.model, ignore_errors=True)
+    made_once(folder.model, copy)
 
 
 def sample(prepared: Prepared, folder: RunFolder) -> str | None:

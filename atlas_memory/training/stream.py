@@ -33,9 +33,7 @@ class Stream:
             if cache is not None:
                 cache.save(folder / _name(turn, len(self.caches), process, processes))
 
-    def load(
-        self, folder: Path, process: int, processes: int, say: Callable[[str], None]
-    ) -> None:
+    def load(self, folder: Path, process: int, processes: int, say: Callable[[str], None]) -> None:
         """Go on as saved. A run that is divided differently begins with an empty memory."""
         names = [
             _name(turn, len(self.caches), process, processes) for turn in range(len(self.caches))

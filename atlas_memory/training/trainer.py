@@ -1,7 +1,7 @@
 """AtlasTrainer: transformers' Trainer with whole checkpoints, carried memory and exact metrics."""
 
 # transformers' Trainer is typed in parts.
-# mypy: disable-error-code="no-untyped-call, untyped-decorator, no-any-return, misc"
+# mypy: disable-error-code="no-untyped-call, untyped-decorator, no-any-return, misc, arg-type, union-attr, operator"
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -57,6 +59,17 @@ class AtlasTrainer(Trainer):
         self._draft: Path | None = None
         self._batch: dict[str, Tensor] = {}
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """accelerate shards models on accelerators only and says nothing on a CPU; let it there."""
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
+            from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+            state = self.accelerator.state
+            state.distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
+
     # ---- steps -----------------------------------------------------------------------------
 
     def compute_loss(
@@ -88,7 +101,8 @@ class AtlasTrainer(Trainer):
         folder = self.surroundings.folder.divergence
         if self.args.world_size > 1:
             folder = folder / f"process-{self.args.process_index}"
-        return report(folder, self.model, self._batch, self.state.global_step, what)
+        model = None if self.is_fsdp_enabled else self.model
+        return report(folder, model, self._batch, self.state.global_step, what)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Matrices decay; norms, biases and the feature map's log coefficients do not."""
@@ -178,6 +192,23 @@ class AtlasTrainer(Trainer):
             f"make room, then go on with: atlas train {self.surroundings.folder.path} --resume"
         )
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As transformers does it; the weights of a sharded model are gathered by all first."""
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        weights = get_model_state_dict(self.model, options=WHOLE)
+        if not self.args.should_save:
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.model.config.tie_word_embeddings:
+            del weights["lm_head.weight"]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        for part in (self.model.config, self.model.generation_config, self.processing_class):
+            if part is not None:
+                part.save_pretrained(folder)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """One form for one process and many, sharded or not, so that each can read the others'."""
         state = get_optimizer_state_dict(self.model, self._torch_optimizer(), options=WHOLE)
@@ -200,15 +231,13 @@ class AtlasTrainer(Trainer):
         if not self.is_fsdp_enabled:
             super()._load_from_checkpoint(checkpoint, model)
         elif model is not None:
-            from safetensors.torch import load_file
-
             weights = load_file(Path(checkpoint) / "model.safetensors")
             if model.config.tie_word_embeddings:
                 weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
             set_model_state_dict(model, weights, options=WHOLE)
 
     def _torch_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = self.optimizer
+        optimizer: Any = self.optimizer
         return getattr(optimizer, "optimizer", optimizer)
 
     def _wait(self) -> None:

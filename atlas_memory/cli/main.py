@@ -1,0 +1,36 @@
+"""The command `atlas`: results on stdout, progress on stderr, 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from atlas_memory.cli import data, show, tokenizer, train
+from atlas_memory.cli import list as list_command
+
+app = typer.Typer(
+    help="Sequence models that learn to memorize their context at test time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("list")(list_command.run)
+app.command("show")(show.run)
+app.command("train")(train.run)
+app.command("data")(data.run)
+app.add_typer(tokenizer.app, name="tokenizer")
+
+
+@app.callback()
+def atlas() -> None:
+    """Keeps `atlas` a group of commands however few of them there are."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command line; a ValueError is the user's, and its sentence is all they need."""
+    try:
+        app(arguments)
+    except ValueError as error:
+        print(f"atlas: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

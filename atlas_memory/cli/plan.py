@@ -1,0 +1,69 @@
+"""What a recipe would take, without training: parameters, tokens, memory and arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atlas_memory.config import AtlasConfig
+    from atlas_memory.training.recipe import Recipe
+
+BACKWARD = 2  # a backward pass is about two forward passes
+STATE_BYTES = 16  # a float32 parameter, its gradient and Adam's two averages
+
+
+def plan(recipe: Recipe) -> dict[str, Any]:
+    """Figures of a run on one process. The vocabulary is that of the size, or 256 for bytes."""
+    from atlas_memory.cli.costs import flops_per_token, parameters
+    from atlas_memory.training.prepare import require_window
+    from atlas_memory.training.run import micro_batches, processes
+
+    data, train = recipe.data, recipe.train
+    config = recipe.model.config(**({"vocab_size": 256} if data.tokenizer == "bytes" else {}))
+    require_window(config, data.length)
+    micro, accumulate = micro_batches(train, processes()[1])
+    count = parameters(config)
+    tokens = train.steps * train.batch * data.length
+    flops = (1 + BACKWARD + train.checkpoint_layers) * flops_per_token(config, data.length // 2)
+    weights = STATE_BYTES * count
+    activations = _activations(config, micro * data.length, recipe)
+    return {
+        "recipe": recipe.name,
+        "variant": f"{recipe.model.variant} {recipe.model.size}",
+        "parameters": count,
+        "tokens": tokens,
+        "steps": train.steps,
+        "tokens per step": train.batch * data.length,
+        "sequences at once": f"{micro}, {accumulate} times a step",
+        "memory of weights, gradients and Adam": _bytes(weights),
+        "memory of activations, about": _bytes(activations),
+        "FLOPs per token": flops,
+        "FLOPs": f"{flops * tokens:.3g}",
+    }
+
+
+def _activations(config: AtlasConfig, tokens: int, recipe: Recipe) -> int:
+    """Bytes that wait for the backward pass: what the layers keep of each token, and the logits.
+
+    A block keeps about 16 vectors of the model's width and 4 of the feed-forward's, or only its
+    input if layers are recomputed. The inner loop recomputes its chunks and keeps their ends.
+    """
+    width = 2 if recipe.train.precision == "bfloat16" else 4
+    layers, dim = config.num_hidden_layers, config.hidden_size
+    of_block = 16 * dim + 4 * config.intermediate_size
+    kept = layers * dim + of_block if recipe.train.checkpoint_layers else layers * of_block
+    return tokens * (width * kept + 3 * 4 * config.vocab_size) + _chunk_ends(config, tokens)
+
+
+def _chunk_ends(config: AtlasConfig, tokens: int) -> int:
+    memory = config.memory_spec
+    if memory is None:
+        return 0
+    head = config.hidden_size // config.num_attention_heads
+    shapes = memory.architecture.shapes(memory.features.dim(head), head)
+    state = sum(out * into for out, into in shapes) * config.num_attention_heads
+    return 4 * 2 * state * config.num_hidden_layers * -(-tokens // memory.chunk)
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
