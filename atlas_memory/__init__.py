@@ -21,11 +21,11 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = list(_HOME)  # noqa: PLE0604
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name's home when it is first asked for: `import atlas_memory` stays instant."""
+    """Import a name where it lives when it is first asked for; the package itself loads at once."""
     if name not in _HOME:
         raise AttributeError(f"module 'atlas_memory' has no attribute {name!r}")
     return getattr(import_module(f"atlas_memory.{_HOME[name]}"), name)

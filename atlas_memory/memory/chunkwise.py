@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne, plain
 from atlas_memory.memory.omega import band, carried, decay
 from atlas_memory.memory.optimizers import Momentum
+from atlas_memory.memory.pair_sum import read_pairs, write_pairs
 from atlas_memory.memory.retention import ChannelRetention, ScalarRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
@@ -57,6 +59,45 @@ def coefficients(spec: MemorySpec, alpha: Tensor, steps: Tensor, theta: Tensor) 
     return Coefficients(A, C, B, T, P)
 
 
+def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
+    """Replace the gates of all chunks by their coefficients at once, outside of the scan.
+
+    q, k, v, alpha and A, C (and B, T, P): no weight enters them. ChannelRetention keeps its gates,
+    for its C has one matrix per feature.
+    """
+    q, k, v, alpha, eta, theta, gamma = streams
+    if isinstance(spec.retention, ChannelRetention):
+        return streams
+    missing = -q.shape[1] % block
+
+    def blocks(x: Tensor, fill: float) -> Tensor:
+        filled = pad(x, (0, 0) * (x.dim() - 2) + (0, missing), value=fill)
+        return filled.unflatten(1, (-1, block)).flatten(0, 1)
+
+    steps = band(blocks(-eta[..., None] * gamma, 0.0))
+    c = coefficients(spec, blocks(alpha, 1.0), steps, blocks(theta, 0.0))
+    made = [
+        x.unflatten(0, (len(q), -1)).flatten(1, 2)
+        for x in (c.A, c.C, c.B, c.T, c.P)
+        if x is not None
+    ]
+    return (q, k, v, alpha, *made)
+
+
+def hoisted(spec: MemorySpec, streams: Tensors) -> Coefficients:
+    """The coefficients of one chunk, from what `hoist` left in the streams."""
+    _, k, _, alpha, *rest = streams
+    if isinstance(spec.retention, ChannelRetention):
+        eta, theta, gamma = rest
+        return coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
+    A, C, *momentum = rest
+    n = k.shape[1]
+    if not momentum:
+        return Coefficients(A, C[..., :n])
+    B, T, P = momentum
+    return Coefficients(A, C[..., :n], B, T, P[..., :n])
+
+
 def rows_at(c: Coefficients, count: Tensor) -> Coefficients:
     """Only the row of each sequence's last token (the count-th), so that `end` ends there."""
 
@@ -83,34 +124,28 @@ class PairSum:
     def __call__(self, x: Tensor) -> Tensor:
         d, written = self.pairs
         c = self.coefficients
-        z = self._carried(x)
-        if c.C.dim() == 4:
-            return z + torch.einsum("gtd,gtnd,gnd->gtn", x, c.C, written) @ d
-        return torch.baddbmm(z, c.C * torch.bmm(x, written.mT), d)
-
-    def _carried(self, x: Tensor) -> Tensor:
-        """A_t W'x + B_t S'x, scaling whichever of input and output is smaller."""
-        A, B = self.coefficients.A, self.coefficients.B
-        if A.shape[-1] > 1 or self.W.shape[-1] <= self.W.shape[-2]:
-            z = torch.bmm(A * x, self.W.mT)
-            return z if self.S is None or B is None else torch.baddbmm(z, B * x, self.S.mT)
-        z = A * torch.bmm(x, self.W.mT)
-        return z if self.S is None or B is None else torch.addcmul(z, B, torch.bmm(x, self.S.mT))
+        if c.C.dim() == 3:
+            return read_pairs(x, written, d, (self.W, self.S), (c.A, c.B, c.C))
+        z = (c.A * x) @ self.W.mT
+        if self.S is not None and c.B is not None:
+            z = z + (c.B * x) @ self.S.mT
+        return z + torch.einsum("gtd,gtnd,gnd->gtn", x, c.C, written) @ d
 
     def end(self) -> Tensor:
         """W behind the chunk's last token."""
         d, written = self.pairs
         c = self.coefficients
-        C, A = c.C[:, -1], c.A[:, -1:]
-        scaled = (C if C.dim() == 3 else C[..., None]) * written
-        W = torch.baddbmm(A * self.W, d.mT, scaled)
-        return W if self.S is None or c.B is None else torch.addcmul(W, c.B[:, -1:], self.S)
+        C, carried = c.C[:, -1], c.A[:, -1:] * self.W
+        if self.S is not None and c.B is not None:
+            carried = torch.addcmul(carried, c.B[:, -1:], self.S)
+        channel = C.dim() == 3
+        return carried + d.mT @ (C * written) if channel else write_pairs(carried, written, d, C)
 
     def end_momentum(self) -> Tensor:
         d, written = self.pairs
         c = self.coefficients
         assert self.S is not None and c.T is not None and c.P is not None
-        return torch.baddbmm(c.T[:, -1:] * self.S, d.mT, c.P[:, -1, :, None] * written)
+        return write_pairs(c.T[:, -1:] * self.S, written, d, c.P[:, -1])
 
 
 def gradients(
@@ -137,13 +172,13 @@ def pair_body(spec: MemorySpec) -> Body:
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        q, k, v, alpha, eta, theta, gamma = streams
+        q, k, v, alpha = streams[:4]
         half = len(state) // 2 if spec.optimizer.momentum else len(state)
         L, S = state[:half], state[half:]
         constants = shared[0] if shared else None
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
+        c = hoisted(spec, streams)
         momenta = S or (None,) * half
         maps = [PairSum(w, s, p, c) for w, s, p in zip(L, momenta, pairs, strict=True)]
         y, _ = spec.architecture.forward(maps, phi_q, q)

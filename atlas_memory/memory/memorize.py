@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
-from atlas_memory.memory.chunkwise import pair_body
+from atlas_memory.memory.chunkwise import hoist, pair_body
+from atlas_memory.memory.decode import decode
 from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
@@ -63,8 +64,12 @@ def memorize(
             spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
         )
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
-        y, start, momentum, past = _run(form, tokens, state, initial, spec)
-        return y.to(v.dtype), _advance(state, tokens, start, momentum, past)
+        if form == "chunkwise" and _decodes(tokens, spec):
+            y, after = decode(tokens, state, spec)
+        else:
+            y, start, momentum, past = _run(form, tokens, state, initial, spec)
+            after = replace(state, start=start, start_momentum=momentum, past=past, open=None)
+        return y.to(v.dtype), _advance(after, tokens)
 
 
 def _constants(spec: MemorySpec, coefficients: Tensor | None, k: Tensor) -> Tensor | None:
@@ -162,11 +167,13 @@ def _memorize_chunkwise(
     block = block_size(spec) if spec.linear else spec.chunk
     layout = _layout(tokens, block)
     streams = _streams(tokens, layout, spec.window - 1)
+    if not spec.linear and not isinstance(spec.optimizer, Muon):
+        streams = hoist(spec, streams, block)
     heads = tokens.keys.shape[1]
     plan = Plan(
         block=block,
         slots=streams[0].shape[1],
-        lookbacks=(0, spec.window - 1, spec.window - 1, 0, 0, 0, 0),
+        lookbacks=(0, spec.window - 1, spec.window - 1, *(0,) * (len(streams) - 3)),
         partial=spec.linear,
         kept=_kept_blocks(spec, block, streams, initial),
         fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
@@ -236,9 +243,14 @@ def _streams(tokens: Tokens, layout: Layout | None, lookback: int) -> Tensors:
     return _flat((gather(queries, slots), *laid, *(gather(x, slots) for x in gates)))
 
 
-def _advance(
-    state: MemoryState, tokens: Tokens, start: Tensors, momentum: Tensors, past: KernelPast | None
-) -> MemoryState:
+def _decodes(tokens: Tokens, spec: MemorySpec) -> bool:
+    """One token per row, and a chunk that can stay open."""
+    whole = tokens.starts is None and tokens.lengths is None
+    kernel = isinstance(spec.features, Exponential)
+    return tokens.new == 1 and whole and not spec.linear and not kernel
+
+
+def _advance(state: MemoryState, tokens: Tokens) -> MemoryState:
     """The state behind the new tokens: the last pairs and the open chunk's gates move up."""
     spec = state.spec
 
@@ -250,11 +262,8 @@ def _advance(
 
     return replace(
         state,
-        start=start,
-        start_momentum=momentum,
         keys=newest(tokens.keys, spec.recent_pairs),
         values=newest(tokens.values, spec.recent_pairs),
         gates=tokens.gates.map(lambda x: newest(x, spec.open_tokens)),
         position=tokens.end_position(),
-        past=past,
     )

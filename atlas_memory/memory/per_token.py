@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne
-from atlas_memory.memory.chunkwise import coefficients, gradient_point, gradients
+from atlas_memory.memory.chunkwise import gradient_point, gradients, hoisted
 from atlas_memory.memory.omega import band, carried, decay
 from atlas_memory.memory.optimizers import Muon
 from atlas_memory.memory.scan import Body, Tensors
@@ -135,13 +135,13 @@ def mapped_body(spec: MemorySpec) -> Body:
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        q, k, v, alpha, eta, theta, gamma = streams
+        q, k, v, alpha = streams[:4]
         half = len(state) // 2 if spec.optimizer.momentum else len(state)
         L, S = state[:half], state[half:]
         constants = shared[0] if shared else None
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
+        c = hoisted(spec, streams)
         made, momenta = [], []
         for i, (w, p) in enumerate(zip(L, pairs, strict=True)):
             L_t = c.A[..., None] * w[:, None] + accumulate(c.C, p)

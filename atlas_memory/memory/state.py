@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import Gates
+from atlas_memory.memory.optimizers import Muon
+from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.spec import MemorySpec
 
 Tensors = tuple[Tensor, ...]
@@ -34,11 +36,30 @@ class KernelPast:
 
 
 @dataclass(frozen=True)
+class OpenChunk:
+    """The open chunk as decoding keeps it; see `decode.py`. It follows from the rest of the state.
+
+    d, x per matrix [b, h, c - 1 + chunk, ..]: the rank-one gradients of its pairs. C, P [b, h, n]
+    and A, B, T [b, h, 1]: the last token's coefficients. L, S: of rules that need their matrices.
+    """
+
+    d: Tensors
+    x: Tensors
+    C: Tensor
+    P: Tensor
+    A: Tensor
+    B: Tensor
+    T: Tensor
+    L: Tensors
+    S: Tensors
+
+
+@dataclass(frozen=True)
 class MemoryState:
     """start, start_momentum: per matrix [b, h, out, in], as of the open chunk's first token.
     keys, values [b, h, R, d]: the last R = window - 1 + chunk - 1 pairs, newest last.
     gates: of the last chunk - 1 tokens, newest last. position [b]: tokens read so far.
-    constants: of the feature map. past: the kernel expansion of Exponential.
+    constants: of the feature map. past: the kernel expansion of Exponential. open: see OpenChunk.
     """
 
     spec: MemorySpec
@@ -50,6 +71,7 @@ class MemoryState:
     position: Tensor
     constants: Tensor | None = None
     past: KernelPast | None = None
+    open: OpenChunk | None = None
 
     @property
     def offset(self) -> Tensor:
@@ -75,12 +97,25 @@ class MemoryState:
 
     @property
     def num_bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+        """With the open chunk that decoding adds, whether it is there yet or not."""
+        own = sum(x.numel() * x.element_size() for x in self.tensors().values())
+        return own + self._open_numbers() * self.keys.element_size()
+
+    def _open_numbers(self) -> int:
+        spec, (b, h) = self.spec, self.keys.shape[:2]
+        if spec.linear or self.past is not None:
+            return 0
+        slots = spec.window - 1 + spec.chunk
+        pairs = slots * sum(w.shape[-1] + w.shape[-2] for w in self.start)
+        if isinstance(spec.optimizer, Muon) or spec.retention.mapped:
+            pairs += sum(w[0, 0].numel() for w in (*self.start, *self.start_momentum))
+        wide = self.start[0].shape[-1] if isinstance(spec.retention, ChannelRetention) else 1
+        return b * h * (pairs + slots * (wide + 1) + 2 * wide + 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state under a stable name."""
+        """Every tensor of the state under a stable name; the open chunk follows from them."""
         named: dict[str, Tensor] = {}
-        _collect(self, "", named)
+        _collect(replace(self, open=None), "", named)
         return named
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "MemoryState":
@@ -129,7 +164,7 @@ def _collect(part: Any, name: str, named: dict[str, Tensor]) -> None:
     elif isinstance(part, tuple):
         for i, item in enumerate(part):
             _collect(item, f"{name}.{i}", named)
-    elif isinstance(part, MemoryState | Gates | KernelPast):
+    elif isinstance(part, MemoryState | Gates | KernelPast | OpenChunk):
         for f in fields(part):
             _collect(getattr(part, f.name), f"{name}.{f.name}".lstrip("."), named)
 
@@ -139,7 +174,7 @@ def _rebuild(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(part)
     if isinstance(part, tuple):
         return tuple(_rebuild(item, change) for item in part)
-    if isinstance(part, MemoryState | Gates | KernelPast):
+    if isinstance(part, MemoryState | Gates | KernelPast | OpenChunk):
         return replace(
             part, **{f.name: _rebuild(getattr(part, f.name), change) for f in fields(part)}
         )
