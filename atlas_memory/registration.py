@@ -53,4 +53,3 @@ def install() -> None:
             import_module(ours)
     waiting = {theirs: ours for theirs, ours in OURS.items() if theirs not in sys.modules}
     sys.meta_path.insert(0, AlsoImport(waiting))
-

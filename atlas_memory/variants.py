@@ -13,8 +13,6 @@ from itertools import cycle, islice
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from atlas_memory.blocks import (
     MAC,
     MAG,
@@ -28,6 +26,7 @@ from atlas_memory.blocks import (
     Width,
     mixer_to_dict,
 )
+from atlas_memory.layers.shapes_only import ShapesOnly
 from atlas_memory.memory.architectures import MLP, GatedMLP, Matrix
 from atlas_memory.memory.attentional_bias import L2, DotProduct, Huber, Lp
 from atlas_memory.memory.feature_maps import (
@@ -79,7 +78,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(3, 64, 4, 400_000, vocabulary=256, window=16),
-    "small": Size(6, 192, 6, 5_000_000, vocabulary=256, window=256),
+    "small": Size(6, 192, 8, 5_000_000, vocabulary=256, window=256),
     "170m": Size(12, 768, 16, 170_000_000),
     # Of a head of 64 phi_2 has 2,145 features, of 96 it has 4,753: four hidden layers' worth of
     # them would be the whole budget. Of 256 it has 33,153, and one would be.
@@ -228,7 +227,7 @@ def _feed_forward_width(mixers: list[Mixer], memory: MemorySpec | None, shape: S
     Two variants of one size have the same number of parameters, wherever they put them.
     """
     width = Width(shape.dim, shape.heads, memory)
-    with torch.device("meta"):
+    with ShapesOnly():
         built = [mixer.build(width) for mixer in mixers]
     counts = [sum(p.numel() for p in mixer.parameters()) for mixer in built]
     depth = islice(cycle(counts), shape.layers)

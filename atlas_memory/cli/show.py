@@ -1,0 +1,68 @@
+"""atlas show: one model at one size, its row of the table and what it costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+
+def run(
+    variant: Annotated[str, typer.Argument(help="A name from `atlas list`.")],
+    size: Annotated[str, typer.Option(help="tiny, small, 170m, 340m, 760m or 1.3b.")] = "small",
+    vocab_size: Annotated[int | None, typer.Option(help="Default: the size's own.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens before the one that FLOPs count.")] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show a model: its row of the paper's Table 1, parameters, state and FLOPs per token.
+
+    Example: atlas show atlas --size 1.3b
+    """
+    shown = describe(variant, size, vocab_size, context)
+    if as_json:
+        print(json.dumps(shown))
+        return
+    for name, value in _flat(shown):
+        print(f"{name:24} {value}")
+
+
+def describe(variant: str, size: str, vocab_size: int | None, context: int) -> dict[str, Any]:
+    from atlas_memory.cli.costs import costs
+    from atlas_memory.cli.list import described
+    from atlas_memory.config import AtlasConfig
+
+    if context < 1:
+        raise ValueError(f"--context {context}: give at least one token")
+    overrides = {} if vocab_size is None else {"vocab_size": vocab_size}
+    config = AtlasConfig.from_variant(variant, size, **overrides)
+    counted = costs(config, context)
+    return {
+        "name": variant,
+        "size": size,
+        **described(variant),
+        "mixers": config.mixers,
+        "memory": config.memory,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "feed-forward width": config.intermediate_size,
+        "vocabulary": config.vocab_size,
+        "parameters": counted.parameters,
+        "state bytes": counted.state_bytes,
+        "state bytes per token": counted.state_bytes_per_token,
+        "FLOPs per token": counted.flops_per_token,
+    }
+
+
+def _flat(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    """One line a value: tables inside tables become `outer.inner`."""
+    lines: list[tuple[str, str]] = []
+    for name, value in shown.items():
+        if isinstance(value, dict):
+            lines += [(f"{name}.{inner}", text) for inner, text in _flat(value)]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            lines.append((name, f"{value:,}"))
+        else:
+            lines.append((name, str(value)))
+    return lines

@@ -1,0 +1,109 @@
+"""atlas list and atlas show: numbers that are those of the real model."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from atlas_memory.cli.costs import costs, flops_per_token, parameters
+from atlas_memory.cli.main import main
+from atlas_memory.config import AtlasConfig
+from atlas_memory.model import AtlasForCausalLM
+from atlas_memory.variants import SIZES, VARIANTS, variants
+
+SIZED = ["transformer_plus", "omeganet", "atlas"]
+GROWING = {"attention", "transformer_plus", "deeptransformer", "swdt", "dot"}
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_show_counts_the_real_model(variant, capsys):
+    shown = json.loads(run(capsys, "show", variant, "--size", "tiny", "--json"))
+    config = AtlasConfig.from_variant(variant, "tiny")
+    model = AtlasForCausalLM(config).eval()
+    assert shown["parameters"] == sum(p.numel() for p in model.parameters()) < 1_000_000
+    with torch.no_grad():
+        ids = torch.zeros(1, 96, dtype=torch.long)
+        one, many, more = (model(ids[:, :n]).past_key_values.num_bytes for n in (1, 64, 96))
+    growth = shown["state bytes per token"]
+    assert shown["state bytes"] == one
+    assert more == many + 32 * growth
+    assert (growth > 0) is (variant in GROWING)
+    assert growth or many == one
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_flops_are_near_what_runs(variant):
+    config, time = AtlasConfig.from_variant(variant, "tiny"), 64
+    model = AtlasForCausalLM(config).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, time, dtype=torch.long))
+    measured = counter.get_total_flops() / time
+    assert flops_per_token(config, time // 2) == pytest.approx(measured, rel=0.3)
+
+
+@pytest.mark.parametrize("size", ["170m", "340m", "760m", "1.3b"])
+@pytest.mark.parametrize("variant", SIZED)
+def test_a_size_is_what_its_name_says(variant, size):
+    config = AtlasConfig.from_variant(variant, size, vocab_size=32_000)
+    assert parameters(config) == pytest.approx(SIZES[size].parameters, rel=0.08)
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_small_is_small(variant):
+    assert parameters(AtlasConfig.from_variant(variant, "small")) == pytest.approx(5e6, rel=0.08)
+
+
+def test_show_answers_for_a_large_model():
+    counted = costs(AtlasConfig.from_variant("atlas", "1.3b"), context=4096)
+    assert counted.state_bytes > 10**8
+    assert counted.state_bytes_per_token == 0
+
+
+def test_show_for_people(capsys):
+    shown = run(capsys, "show", "gla", "--size", "170m", "--vocab-size", "50257")
+    assert "table 1.memory write     Diag(alpha_t) M_{t-1} + v_t k_t^T" in shown
+    assert "vocabulary               50,257" in shown
+
+
+def test_list_has_every_variant(capsys):
+    names = [line.split()[0] for line in run(capsys, "list").splitlines()]
+    assert names == list(VARIANTS)
+    rows = [json.loads(line) for line in run(capsys, "list", "--json").splitlines()]
+    assert [row["name"] for row in rows] == list(VARIANTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "atls"], "unknown variant 'atls'; did you mean 'atlas'?"),
+        (["show", "atlas", "--size", "2b"], "unknown size '2b'; choose from: tiny, small"),
+        (["show", "atlas", "--vocab-size", "0"], "vocab_size=0"),
+        (["show", "atlas", "--context", "0"], "--context 0: give at least one token"),
+        (["show"], "Missing argument"),
+        (["shw"], "No such command"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert captured.out == ""
+    assert message in captured.err
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from atlas_memory.cli.main import main\ntry: main(['--help'])\n"
+    code += "except SystemExit: pass\nprint('torch' in sys.modules, 'transformers' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "False False"
