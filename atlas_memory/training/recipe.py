@@ -77,6 +77,7 @@ class Train:
     keep: int = 2
     report_to: tuple[str, ...] = ()
     threads: int = 0  # 0: as many as torch takes
+    sample: int = 256  # tokens to generate at the end
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from atlas_memory.training.prepare import Prepared, Say
 from atlas_memory.training.recipe import Recipe, Train
 from atlas_memory.training.run_folder import RunFolder
 
-SAMPLE_PROMPT, SAMPLE_TOKENS = 64, 256
+SAMPLE_PROMPT = 64
 NOT_THE_MODEL = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin"}
 NOT_THE_MODEL |= {"files.json", "data.json"}
 
@@ -224,14 +224,14 @@ def sample(prepared: Prepared, folder: RunFolder) -> str | None:
 
     from atlas_memory.model import AtlasForCausalLM
 
-    if prepared.tokenizer is None:
+    if prepared.tokenizer is None or prepared.recipe.train.sample == 0:
         return None
     model = AtlasForCausalLM.from_pretrained(folder.model).eval()
     start = prepared.validation[0]["input_ids"][None, :SAMPLE_PROMPT]
     torch.manual_seed(prepared.recipe.train.seed)
     ids = model.generate(
         start,
-        max_new_tokens=SAMPLE_TOKENS,
+        max_new_tokens=prepared.recipe.train.sample,
         do_sample=True,
         temperature=0.8,
         pad_token_id=prepared.tokenizer.end or 0,

@@ -1,7 +1,8 @@
 """AtlasTrainer: transformers' Trainer with whole checkpoints, carried memory and exact metrics."""
 
 # transformers' Trainer is typed in parts.
-# mypy: disable-error-code="no-untyped-call, untyped-decorator, no-any-return, misc, arg-type, union-attr, operator"
+# mypy: disable-error-code="no-untyped-call, untyped-decorator, no-any-return, misc"
+# mypy: disable-error-code="arg-type, union-attr, operator, import-untyped"
 
 from __future__ import annotations
 
