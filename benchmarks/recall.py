@@ -62,10 +62,10 @@ class Result:
 
 
 def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k1 v1 .. k8 v8, then every key once more at a random place, followed by its value.
+    """k1 v1 .. k8 v8, then every key once more at a random place; its label is its value.
 
-    Keys are from the lower half of the vocabulary, values from the upper, 0 fills the gaps; only
-    the repeated keys have a label.
+    Keys are from the lower half of the vocabulary, values from the upper, 0 fills the gaps. The
+    answer is not shown in the input.
     """
     half, slots = VOCABULARY // 2, LENGTH // 2 - PAIRS
 
@@ -79,7 +79,7 @@ def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     )
     ids = torch.zeros(count, LENGTH, dtype=torch.long)
     ids[:, : 2 * PAIRS] = torch.stack([keys, values], dim=2).flatten(1)
-    ids.scatter_(1, asked, keys).scatter_(1, asked + 1, values)
+    ids.scatter_(1, asked, keys)
     return ids, torch.full_like(ids, -100).scatter_(1, asked, values)
 
 

@@ -55,8 +55,13 @@ class Projections(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """q and v start as the token itself, k as the mean of this token and the one before."""
+        """q and v start as the token itself, k as the mean of this token and the one before.
+
+        q and k start as the same map, so the query of a token finds from the first step on what
+        followed it before; with two maps the outer training waits on a plateau for their meeting.
+        """
         with torch.no_grad():
+            self.k_proj.weight.copy_(self.q_proj.weight)
             self.conv.weight.zero_()
             taps = torch.unflatten(self.conv.weight, 0, (3, -1))
             taps[:, :, 0] = 1.0
