@@ -17,6 +17,7 @@ _HOMES = {
     "config": "AtlasConfig",
     "cache": "AtlasCache",
     "model": "AtlasForCausalLM AtlasModel",
+    "serving.reading": "Memory read",
     "variants": "variants",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -1,0 +1,180 @@
+"""Memory files: safetensors with the states of all layers and a header that people can read.
+
+The header says which model the memory belongs to, how much it has read and what, and a checksum
+of everything. A file is written under another name and renamed, so it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from atlas_memory.cache import AtlasCache
+from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
+from atlas_memory.serving.reading import Memory
+
+if TYPE_CHECKING:
+    from atlas_memory.model import AtlasForCausalLM
+
+FORMAT = "atlas memory 1"
+HEADER = ("model", "position", "rows", "surprise", "sources", "reading", "states")
+
+
+@dataclass(frozen=True)
+class MemoryFile:
+    """A memory, the names of what was read, and how far an interrupted reading had come."""
+
+    memory: Memory
+    sources: tuple[str, ...] = ()
+    reading: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A file whose checksum is right: its header, parsed, and its tensors."""
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def save(
+    memory: Memory,
+    path: str | Path,
+    sources: tuple[str, ...] = (),
+    reading: dict[str, Any] | None = None,
+) -> None:
+    tensors = {"last": memory.last, "bits": memory.bits}
+    states = [_take_out(s, f"layers.{i}", tensors) for i, s in enumerate(memory.cache.states)]
+    plain = {
+        "model": asdict(memory.model),
+        "position": memory.position,
+        "rows": memory.rows,
+        "surprise": memory.surprise,
+        "sources": sources,
+        "reading": reading or {},
+        "states": states,
+    }
+    header = {name: json.dumps(value) for name, value in plain.items()}
+    header = {"format": FORMAT, **header}
+    tensors = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
+    _write(tensors, {**header, "checksum": _checksum(header, tensors)}, Path(path))
+
+
+def load(path: str | Path, model: AtlasForCausalLM) -> MemoryFile:
+    """A memory of this very model, on its device; any other is refused."""
+    contents = inspect(path)
+    header, tensors = contents.header, contents.tensors
+    own = Fingerprint(**header["model"])
+    own.require(fingerprint(model), str(path))
+    states = [_put_back(state, tensors) for state in header["states"]]
+    cache = AtlasCache(states, header["position"] - 1, own.layers if states else "")
+    memory = Memory(own, cache, tensors["last"], tensors["bits"]).to(model.device)
+    return MemoryFile(memory, tuple(header["sources"]), header["reading"])
+
+
+def inspect(path: str | Path) -> Contents:
+    """Header and tensors of a memory file that is whole; nothing but JSON and numbers is read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole memory file: {error}") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {_reason(error)}") from error
+    if metadata.get("format") != FORMAT:
+        found = repr(metadata["format"]) if "format" in metadata else "none"
+        raise ValueError(f"{path} is no memory file: its format is {found}, not {FORMAT!r}")
+    header = {name: text for name, text in metadata.items() if name != "checksum"}
+    if metadata.get("checksum") != _checksum(header, tensors):
+        raise ValueError(f"{path} was altered or damaged: its checksum does not fit its contents")
+    return Contents({name: json.loads(header[name]) for name in HEADER}, tensors)
+
+
+def require_writable(path: Path) -> None:
+    """Find out before hours of reading, and leave nothing behind."""
+    if path.is_dir():
+        raise ValueError(f"cannot write to {path}: it is a folder")
+    draft = _draft(path)
+    try:
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to {path}: {_reason(error)}") from error
+
+
+def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    draft = _draft(path)
+    try:
+        draft.touch()
+        mode = draft.stat().st_mode  # safetensors makes files that only their owner may read
+        save_file(tensors, draft, metadata=header)
+        draft.chmod(mode)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        raise ValueError(f"cannot write to {path}: {_reason(error)}") from error
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.draft")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    digest = sha256(json.dumps(header, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(raw_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _take_out(part: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A state as plain data, its tensors put into `tensors` under the path that leads to them."""
+    if isinstance(part, Tensor):
+        tensors[name] = part
+        return {"tensor": name}
+    if isinstance(part, tuple):
+        return {"tuple": [_take_out(item, f"{name}.{i}", tensors) for i, item in enumerate(part)]}
+    if is_dataclass(part):
+        kind = type(part)
+        values = {key: _take_out(x, f"{name}.{key}", tensors) for key, x in _items(part)}
+        return {"class": [kind.__module__, kind.__qualname__], "fields": values}
+    assert part is None or isinstance(part, bool | int | float | str), f"{part!r} in a state"
+    return part
+
+
+def _items(part: Any) -> Iterator[tuple[str, Any]]:
+    return ((f.name, getattr(part, f.name)) for f in fields(part))
+
+
+def _put_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    if "tensor" in plain:
+        return tensors[plain["tensor"]]
+    if "tuple" in plain:
+        return tuple(_put_back(item, tensors) for item in plain["tuple"])
+    module, name = plain["class"]
+    kind = getattr(import_module(module), name) if module.startswith("atlas_memory.") else None
+    if not isinstance(kind, type) or not is_dataclass(kind):
+        raise ValueError(f"{module}.{name} is no state of atlas_memory")
+    return kind(**{key: _put_back(value, tensors) for key, value in plain["fields"].items()})
