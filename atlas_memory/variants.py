@@ -1,7 +1,8 @@
 """The models of the paper as data: every row of its Table 1 and of its result tables.
 
 What separates two models is the text of a `replace`. What is a matter of measurement rather than
-of definition (windows, chunks, features per size) stands in the first section. [Atlas Table 7]
+of definition (windows, chunks, features per size) stands in the first section.
+[Atlas Table 1] [Atlas Table 7]
 """
 
 from __future__ import annotations
