@@ -15,8 +15,7 @@ STATE_BYTES = 16  # a float32 parameter, its gradient and Adam's two averages
 def plan(recipe: Recipe) -> dict[str, Any]:
     """Figures of a run on one process. The vocabulary is that of the size, or 256 for bytes."""
     from atlas_memory.cli.costs import flops_per_token, parameters
-    from atlas_memory.training.prepare import require_window
-    from atlas_memory.training.run import micro_batches, processes
+    from atlas_memory.training.prepare import micro_batches, processes, require_window
 
     data, train = recipe.data, recipe.train
     config = recipe.model.config(**({"vocab_size": 256} if data.tokenizer == "bytes" else {}))
@@ -52,17 +51,20 @@ def _activations(config: AtlasConfig, tokens: int, recipe: Recipe) -> int:
     layers, dim = config.num_hidden_layers, config.hidden_size
     of_block = 16 * dim + 4 * config.intermediate_size
     kept = layers * dim + of_block if recipe.train.checkpoint_layers else layers * of_block
-    return tokens * (width * kept + 3 * 4 * config.vocab_size) + _chunk_ends(config, tokens)
+    at_once = 1 if recipe.train.checkpoint_layers else layers
+    logits = 3 * 4 * config.vocab_size
+    return tokens * (width * kept + logits) + at_once * _chunk_ends(config, tokens)
 
 
 def _chunk_ends(config: AtlasConfig, tokens: int) -> int:
+    """Weights and momentum of one layer's memories at the end of every chunk."""
     memory = config.memory_spec
     if memory is None:
         return 0
     head = config.hidden_size // config.num_attention_heads
     shapes = memory.architecture.shapes(memory.features.dim(head), head)
     state = sum(out * into for out, into in shapes) * config.num_attention_heads
-    return 4 * 2 * state * config.num_hidden_layers * -(-tokens // memory.chunk)
+    return 4 * 2 * state * -(-tokens // memory.chunk)
 
 
 def _bytes(size: int) -> str:

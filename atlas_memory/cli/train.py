@@ -77,7 +77,7 @@ def _resumed(path: Path | None, output: Path | None) -> RunFolder:
 
 
 def _new_folder(recipe: Recipe, output: Path | None) -> RunFolder:
-    from atlas_memory.training.run import processes
+    from atlas_memory.training.prepare import processes
     from atlas_memory.training.run_folder import RunFolder, require_new
 
     rank, count = processes()
@@ -103,7 +103,7 @@ def _train(recipe: Recipe, folder: RunFolder, as_json: bool, resume: bool) -> No
     if results is None:
         say(f"stopped; go on with: atlas train {folder.path} --resume")
         return
-    from atlas_memory.training.run import processes
+    from atlas_memory.training.prepare import processes
 
     if processes()[0] == 0:
         _print({**results, "run folder": str(folder.path)}, as_json)
@@ -131,7 +131,7 @@ def _results(recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any] 
 
 def _draw_both(one: str, folder: RunFolder, two: str, second: RunFolder) -> None:
     from atlas_memory.training.loss_curve import draw
-    from atlas_memory.training.run import processes
+    from atlas_memory.training.prepare import processes
 
     if processes()[0] == 0:
         draw({one: folder.read_metrics(), two: second.read_metrics()}, folder.curve)
@@ -176,7 +176,7 @@ def _readable(value: Any) -> str:
 
 def say(text: str) -> None:
     """Progress goes to stderr, from the first process only."""
-    from atlas_memory.training.run import processes
+    from atlas_memory.training.prepare import processes
 
     if processes()[0] == 0:
         print(text, file=sys.stderr, flush=True)

@@ -61,6 +61,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = Path(name).expanduser()
     if path.is_file():
         return Tokenizer(name, _from_file(path))
+    if path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
+        raise ValueError(f"tokenizer {name!r} is neither bytes nor a file that exists")
     from transformers import AutoTokenizer
 
     try:

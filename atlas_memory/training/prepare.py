@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +11,30 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
 from atlas_memory.data.recall import Recall
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
-from atlas_memory.data.windows import Example, InOrder, Lanes, Shuffled, describe
-from atlas_memory.training.recipe import Recipe
+from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
+from atlas_memory.training.recipe import Recipe, Train
 
 Say = Callable[[str], None]
-Examples = Sequence[Example]
 VALIDATION_SEED = 1 << 40
 RECALL_VALIDATION = 256  # examples
+
+
+def processes() -> tuple[int, int]:
+    """This process and how many there are, as torchrun says it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def micro_batches(train: Train, processes: int) -> tuple[int, int]:
+    """Sequences a process computes at once, and how often it does so in a step."""
+    share, rest = divmod(train.batch, processes)
+    if rest:
+        raise ValueError(f"train.batch={train.batch} cannot be shared by {processes} processes")
+    micro = train.micro_batch or share
+    if share % micro:
+        raise ValueError(
+            f"train.micro_batch={micro} does not divide the {share} sequences of a process"
+        )
+    return micro, share // micro
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, say: Say) -> Prepared:
+    micro_batches(recipe.train, processes()[1])
     if recipe.data.source == "mqar":
         return _prepare_recall(recipe)
     data, train = recipe.data, recipe.train

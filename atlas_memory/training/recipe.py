@@ -15,6 +15,7 @@ from atlas_memory.variants import SIZES, VARIANTS
 
 PRECISIONS = ("float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
+TRACKERS = ("tensorboard", "wandb", "trackio")
 SCHEDULES = ("cosine", "linear", "constant_with_warmup", "cosine_with_min_lr")
 
 
@@ -201,6 +202,8 @@ def _checked(recipe: Recipe) -> Recipe:
     _one_of("train.precision", train.precision, list(PRECISIONS))
     _one_of("train.parallel", train.parallel, list(PARALLEL))
     _one_of("train.schedule", train.schedule, list(SCHEDULES))
+    for tracker in train.report_to:
+        _one_of("train.report_to", tracker, list(TRACKERS))
     if recipe.compare is not None:
         _one_of("compare", recipe.compare, list(VARIANTS))
     counts = {"steps": train.steps, "batch": train.batch, "log_every": train.log_every}

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import warnings
@@ -17,8 +16,8 @@ from atlas_memory.data.home import made_once
 from atlas_memory.training.callbacks import Metrics, Progress, StopWhenAsked
 from atlas_memory.training.checkpoints import newest_whole, step_of, sweep
 from atlas_memory.training.loss_curve import draw
-from atlas_memory.training.prepare import Prepared, Say
-from atlas_memory.training.recipe import Recipe, Train
+from atlas_memory.training.prepare import Prepared, Say, micro_batches, processes
+from atlas_memory.training.recipe import Recipe
 from atlas_memory.training.run_folder import RunFolder
 
 SAMPLE_PROMPT = 64
@@ -33,11 +32,6 @@ class Result:
     finished: bool
     step: int
     figures: dict[str, Any]
-
-
-def processes() -> tuple[int, int]:
-    """This process and how many there are, as torchrun says it."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False) -> Result:
@@ -117,19 +111,6 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
     )
     trainer.remove_callback(PrinterCallback)
     return trainer, stop
-
-
-def micro_batches(train: Train, processes: int) -> tuple[int, int]:
-    """Sequences a process computes at once, and how often it does so in a step."""
-    share, rest = divmod(train.batch, processes)
-    if rest:
-        raise ValueError(f"train.batch={train.batch} cannot be shared by {processes} processes")
-    micro = train.micro_batch or share
-    if share % micro:
-        raise ValueError(
-            f"train.micro_batch={micro} does not divide the {share} sequences of a process"
-        )
-    return micro, share // micro
 
 
 def training_arguments(prepared: Prepared, folder: RunFolder) -> Any:
