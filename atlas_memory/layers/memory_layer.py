@@ -89,7 +89,7 @@ class MemoryLayer(nn.Module):
                 self.sketch.copy_(constants)
 
     def _initial_std(self, i: int, shape: torch.Size) -> float:
-        """M(x) is about x at first, and the largest step writes about one pair.
+        """M(x) is about x at first, and half of the largest step writes a pair.
 
         With W2 near 0 a deep memory starts as the delta rule on the keys themselves: its step
         moves the answer by eta W1 gelu'(0)^2 W1^T e, gelu'(0) = 1/2, and eta is at most about
@@ -100,7 +100,7 @@ class MemoryLayer(nn.Module):
             return fan_in**-0.5
         if i == 0:
             steps = 1 if isinstance(self.spec.optimizer, Muon) else self.spec.chunk
-            return 2 * (steps / fan_in) ** 0.5
+            return (8 * steps / fan_in) ** 0.5
         return 0.1 * fan_in**-0.5 if i == 1 else 1.0
 
     def forward(
