@@ -10,7 +10,7 @@ _HOMES = {
         "ChannelRetention DotProduct Elementwise Exponential FixedRetention GatedMLP Gates "
         "GradientDescent Huber Identity Implicit L2 Lp LqRetention MLP Matrix MemorySpec "
         "MemoryState MesaState Momentum Muon NoRetention Polynomial ScalarRetention Sketch "
-        "SoftmaxRetention memorize mesa"
+        "SoftmaxRetention compile_chunks memorize mesa"
     ),
     "layers.memory_layer": "MemoryLayer",
     "layers.mesa_layer": "MesaLayer",

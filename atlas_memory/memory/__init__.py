@@ -9,7 +9,7 @@ from atlas_memory.memory.feature_maps import (
     Polynomial,
     Sketch,
 )
-from atlas_memory.memory.memorize import memorize
+from atlas_memory.memory.memorize import compile_chunks, memorize
 from atlas_memory.memory.mesa import MesaState, mesa
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.optimizers import GradientDescent, Implicit, Momentum, Muon
@@ -51,6 +51,7 @@ __all__ = [
     "ScalarRetention",
     "Sketch",
     "SoftmaxRetention",
+    "compile_chunks",
     "memorize",
     "mesa",
 ]

@@ -1,6 +1,7 @@
 """memorize: one call for every memory of the paper."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
 from atlas_memory.memory.tokens import Tokens
 
 FORMS = ("chunkwise", "recurrent")
-KEPT_BYTES = 512 * 2**20
+KEPT_BYTES = 2**30
+_compiles = False
 
 
 def memorize(
@@ -151,12 +153,30 @@ def _run(
     return *_memorize_chunkwise(tokens, state, initial, spec), None
 
 
+def compile_chunks(on: bool = True) -> None:
+    """Compile the body of a chunk with torch.compile from now on; off again with False.
+
+    Worth its 20 seconds per spec and shape in a long training run of a deep memory. Rules that need
+    a matrix per token and linear memories stay as they are.
+    """
+    global _compiles
+    _compiles = on
+
+
+@lru_cache(maxsize=64)
+def _compiled(spec: MemorySpec) -> Body:
+    body: Body = torch.compile(pair_body(spec), dynamic=False)
+    return body
+
+
 def _body(spec: MemorySpec) -> Body:
     if spec.linear:
         return linear_body(spec)
     if isinstance(spec.optimizer, Muon):
         return muon_body(spec)
-    return mapped_body(spec) if spec.retention.mapped else pair_body(spec)
+    if spec.retention.mapped:
+        return mapped_body(spec)
+    return _compiled(spec) if _compiles else pair_body(spec)
 
 
 def _memorize_chunkwise(
@@ -196,7 +216,8 @@ def _memorize_chunkwise(
 
 def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
     """How many blocks' graphs fit the budget; a block of matrices per token never does."""
-    if isinstance(spec.optimizer, Muon) or spec.retention.mapped:
+    per_token = isinstance(spec.optimizer, Muon) and 4 * spec.optimizer.period < block
+    if per_token or spec.retention.mapped:
         return 0
     pairs = block * spec.window if spec.linear else block + spec.window - 1
     # each matrix leaves about eight activations per pair, and the window its square matrices

@@ -165,3 +165,27 @@ def test_gradient_equals_finite_differences(spec: am.MemorySpec, form: str) -> N
             atol=1e-7,
             msg=lambda m, n=name: f"{n} {m}",
         )
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+def test_compiled_chunks_equal_eager_ones() -> None:
+    spec = am.MemorySpec(architecture=am.MLP(2), optimizer=am.Momentum(), window=3, chunk=8)
+    torch.manual_seed(0)
+    q, k = (torch.nn.functional.normalize(torch.randn(1, 2, 21, 4), dim=-1) for _ in range(2))
+    weights = (torch.randn(2, 4, 8), torch.randn(2, 8, 4))
+    leaves = [x.requires_grad_() for x in (q, k, torch.randn(1, 2, 21, 4), *weights)]
+    gates = am.Gates(alpha=torch.rand(1, 2, 21), eta=torch.rand(1, 2, 21) / 5)
+
+    def run() -> list[torch.Tensor]:
+        y, state = am.memorize(*leaves[:3], gates, tuple(leaves[3:]), spec)
+        return [y, *state.weights, *torch.autograd.grad(y.cos().sum(), leaves)]
+
+    eager = run()
+    am.compile_chunks()
+    try:
+        compiled = run()
+    finally:
+        am.compile_chunks(False)
+    for ours, theirs in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
