@@ -28,25 +28,38 @@ def two(text, folder, home, *more, **changes):
     return done
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_equal_one_and_go_on_for_each_other(tmp_path, text, home, parallel):
-    """20 steps on one process; on two; on two from one's checkpoint; on one from two's."""
-    changes = {"train__steps": 20, "train__save_every": 10, "train__parallel": parallel}
-    runs.train(text, tmp_path / "one", **changes)
-    alone = runs.losses(tmp_path / "one")
-    assert len(alone) == 20
-    shutil.copytree(tmp_path / "one", tmp_path / "one-two")
-    cut_back(tmp_path / "one-two", 10)
-    done = two(text, tmp_path / "one-two", home, "--resume", **changes)
-    assert "going on from step 10" in done.stderr
-    assert runs.losses(tmp_path / "one-two") == pytest.approx(alone, abs=1e-4)
-    two_alone = tmp_path / "two"
-    done = two(text, two_alone, home, **changes)
+STEPS = {"train__steps": 20, "train__save_every": 5}
+
+
+@pytest.fixture
+def alone(tmp_path, text):
+    """The same 20 steps on one process."""
+    runs.train(text, tmp_path / "one", **STEPS)
+    assert len(runs.losses(tmp_path / "one")) == 20
+    return runs.losses(tmp_path / "one")
+
+
+def test_two_processes_equal_one(tmp_path, text, home, alone):
+    """From the start, and back on one process from what two have saved."""
+    folder = tmp_path / "two"
+    done = two(text, folder, home, **STEPS)
     assert done.stdout.count("bits per byte") == 1
-    assert runs.losses(two_alone) == pytest.approx(alone, abs=1e-4)
-    cut_back(two_alone, 10)
-    runs.train(text, two_alone, resume=True, **changes)
-    assert runs.losses(two_alone) == pytest.approx(alone, abs=1e-4)
+    assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
+    cut_back(folder, 10)
+    runs.train(text, folder, resume=True, **STEPS)
+    assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
+
+
+def test_two_sharded_processes_equal_one(tmp_path, text, home, alone):
+    """They go on from what one has saved, and one goes on from what they have saved."""
+    folder = tmp_path / "one"
+    cut_back(folder, 5)
+    done = two(text, folder, home, "--resume", train__parallel="fsdp", **STEPS)
+    assert "going on from step 5" in done.stderr
+    assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
+    cut_back(folder, 10)
+    runs.train(text, folder, resume=True, **STEPS)
+    assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused():
