@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from atlas_memory.cli import data, show, tokenizer, train
+from atlas_memory.cli import data, generate, memorize, memory, show, tokenizer, train
 from atlas_memory.cli import list as list_command
 
 app = typer.Typer(
@@ -19,6 +19,9 @@ app.command("list")(list_command.run)
 app.command("show")(show.run)
 app.command("train")(train.run)
 app.command("data")(data.run)
+app.command("memorize")(memorize.run)
+app.command("memory")(memory.run)
+app.command("generate")(generate.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 

@@ -107,12 +107,6 @@ class Memory:
             "past_key_values": states,
         }
 
-    def after(self, sequences: Tensor, cache: AtlasCache) -> Memory:
-        """The memory behind what `generate(**self.inputs(..))` returned; of one row."""
-        seen = self.cache.seen + sequences.shape[1] - 1
-        carried = AtlasCache(cache.states, seen, cache.fingerprint)
-        return Memory(self.model, carried, sequences[:, -1:], self.bits)
-
     def save(self, path: str | Path) -> None:
         """One safetensors file, whole or not there; see `memory_file.py`."""
         from atlas_memory.serving.memory_file import save
@@ -212,6 +206,8 @@ def _rows(blocks: Iterable[Block]) -> Iterator[Tensor]:
     rows = None
     for block in [blocks] if isinstance(blocks, Tensor | np.ndarray) else blocks:
         ids = torch.as_tensor(np.asarray(block) if not isinstance(block, Tensor) else block)
+        if not ids.numel():
+            continue
         if ids.dim() > 2 or ids.is_floating_point() or ids.is_complex():
             kind = str(ids.dtype).removeprefix("torch.")
             raise ValueError(f"a block of {kind} {tuple(ids.shape)}: give ids [t] or [rows, t]")
@@ -219,5 +215,4 @@ def _rows(blocks: Iterable[Block]) -> Iterator[Tensor]:
         if rows is not None and len(ids) != rows:
             raise ValueError(f"a block has {len(ids)} rows, the blocks before it had {rows}")
         rows = len(ids)
-        if ids.shape[1]:
-            yield ids
+        yield ids

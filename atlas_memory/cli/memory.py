@@ -1,0 +1,60 @@
+"""atlas memory: what a memory file holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="A file of `atlas memorize`.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Describe a memory file, and check that it is whole.
+
+    Example: atlas memory book.memory
+    """
+    shown = describe(file)
+    if as_json:
+        print(json.dumps(shown))
+        return
+    for name, value in shown.items():
+        print(f"{name:12} {_readable(name, value)}")
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """What the header says, and the sizes."""
+    from atlas_memory.serving.memory_file import inspect
+
+    contents = inspect(file)
+    header, model = contents.header, contents.header["model"]
+    return {
+        "model": model["layers"],
+        "weights": model["weights"],
+        "precision": model["precision"],
+        "position": header["position"],
+        "rows": header["rows"],
+        "surprise": header["surprise"],
+        "sources": header["sources"],
+        "layers": len(header["states"]),
+        "tensors": len(contents.tensors),
+        "bytes": sum(tensor.nbytes for tensor in contents.tensors.values()),
+        "finished": not header["reading"],
+    }
+
+
+def _readable(name: str, value: Any) -> str:
+    match name:
+        case "position":
+            return f"{value:,} tokens"
+        case "surprise":
+            return f"{value:.4f} bits per token"
+        case "sources":
+            return "; ".join(value) or "-"
+        case "finished":
+            return "yes" if value else "no: an interrupted reading"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,91 @@
+"""A model and its tokenizer from a run of `atlas train`, or from any folder that holds both."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from atlas_memory.model import AtlasForCausalLM
+
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What reads and writes text."""
+
+    model: AtlasForCausalLM
+    tokenizer: Tokenizer
+
+
+def load_run(run: Path, precision: str | None = None, tokenizer: str | None = None) -> Loaded:
+    """The best model of a run, or the newest of one that is not done; a saved model's folder.
+
+    precision: what its weights are turned into; None keeps what was saved.
+    """
+    from transformers.utils import logging
+
+    from atlas_memory.model import AtlasForCausalLM
+
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
+    folder = model_folder(run)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model = AtlasForCausalLM.from_pretrained(folder, dtype=precision or "auto")
+    except Exception as error:
+        # safetensors, json and transformers each raise their own for a damaged file
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{folder} holds no whole model: {reason}") from error
+    return Loaded(model.eval(), _tokenizer(run, folder, tokenizer, model.config.vocab_size))
+
+
+def model_folder(run: Path) -> Path:
+    """Where the model of a run lies."""
+    from atlas_memory.training.checkpoints import newest_whole
+
+    if not run.is_dir():
+        raise ValueError(f"{run} is no folder; give a run of `atlas train` or a saved model")
+    for folder in (run / "model", run):
+        if _config(folder).get("model_type") == "atlas_memory":
+            return folder
+    newest = newest_whole(run / "checkpoints", lambda _: None)
+    if newest is None:
+        raise ValueError(f"{run} holds no model of atlas_memory: no config.json says it is one")
+    return newest
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _tokenizer(run: Path, folder: Path, given: str | None, ids: int) -> Tokenizer:
+    """The one asked for, else the run's own; a model of bytes needs no file for it."""
+    data = _config(run).get("data")
+    name = data.get("tokenizer") if isinstance(data, dict) else None
+    if given is not None:
+        loaded = load_tokenizer(given)
+    elif name == "bytes":
+        loaded = load_tokenizer(name)
+    elif any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        loaded = load_tokenizer(str(folder))
+    else:
+        raise ValueError(f"{folder} has no tokenizer; name one with --tokenizer, such as bytes")
+    if loaded.vocab_size > ids:
+        raise ValueError(
+            f"tokenizer {loaded.name!r} has {loaded.vocab_size} ids and the model only {ids}; "
+            "give the tokenizer that the model was trained with"
+        )
+    return loaded
