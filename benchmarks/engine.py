@@ -190,9 +190,9 @@ def row_work(rounds: int) -> Row:
 
 def row_muon(period: int, target: float) -> Callable[[int], Row]:
     def row(rounds: int) -> Row:
-        tokens = 512
+        tokens = 512 if period == 1 else TOKENS
         slow = engine(tokens, 32, optimizer=am.Muon(period=period))
-        figure = ratio(slow, engine(tokens, 32), max(2, rounds // 2))
+        figure = ratio(slow, engine(tokens, 32), rounds)
         return Row(
             f"Muon(period={period}) against momentum",
             figure,
@@ -248,7 +248,6 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "window16": row_window(16, 1.3),
     "window64": row_window(64, 2.0),
     "work": row_work,
-    "work-compiled": compiled(row_work),
     "muon": row_muon(1, 25),
     "muon-chunk": row_muon(CHUNK, 1.6),
     **{f"attention{t}": compiled(row_attention(t)) for t in (2048, 4096, 8192, 16384)},

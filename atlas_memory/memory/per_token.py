@@ -15,8 +15,11 @@ from atlas_memory.memory.architectures import RankOne
 from atlas_memory.memory.chunkwise import gradient_point, gradients, hoisted
 from atlas_memory.memory.omega import band, carried, decay
 from atlas_memory.memory.optimizers import Muon
+from atlas_memory.memory.pair_sum import write_pairs
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
+
+FEW = 4
 
 
 def accumulate(weights: Tensor, pairs: RankOne) -> Tensor:
@@ -32,7 +35,7 @@ class Segments:
     """x -> W_seg(t) (a_t x): runs of `period` tokens share a matrix. W [g, segments, out, in].
 
     Segment s holds tokens s r - 1 .. (s + 1) r - 2 (counted from 0): one slot of padding in front
-    makes the runs equal.
+    makes the runs equal. A few long runs are multiplied one by one instead.
     """
 
     W: Tensor
@@ -42,6 +45,10 @@ class Segments:
     def __call__(self, x: Tensor) -> Tensor:
         m, segments = x.shape[1], self.W.shape[1]
         x = x if self.scale is None else self.scale * x
+        if segments <= FEW:
+            cuts = [min(max(s * self.period - 1, 0), m) for s in range(segments)]
+            runs = [x[:, begin:end] for begin, end in zip(cuts, [*cuts[1:], m], strict=True)]
+            return torch.cat([run @ w.mT for run, w in zip(runs, self.W.unbind(1), strict=True)], 1)
         runs = pad(x, (0, 0, 1, segments * self.period - m - 1)).unflatten(
             1, (segments, self.period)
         )
@@ -79,20 +86,34 @@ def muon_chunk(
     return MuonChunk(index, carried(theta), decay(theta) @ band(gamma), A[:, index], E, since)
 
 
-def _muon_accumulators(
-    optimizer: Muon, c: MuonChunk, L: Tensor, S: Tensor, pairs: RankOne
-) -> tuple[Tensor, Tensor]:
-    """L behind every step, after L' itself: [g, segments, out, in]; and S behind the chunk."""
-    S_t = c.T[:, c.index, None, None] * S[:, None] + accumulate(c.P[:, c.index], pairs)
-    N = optimizer.orthogonalize(S_t)
+def _orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
+    """NS of every matrix; those of one shape, up to transposition, in a single batch."""
+    flat = [s if s.shape[-2] <= s.shape[-1] else s.mT for s in S]
+    if len({s.shape for s in flat}) > 1:
+        return [optimizer.orthogonalize(s) for s in S]
+    made = optimizer.orthogonalize(torch.stack(flat)).unbind(0)
+    return [n if n.shape == s.shape else n.mT for n, s in zip(made, S, strict=True)]
+
+
+def _behind_steps(c: MuonChunk, L: Tensor, N: Tensor) -> Tensor:
+    """L' and L behind every step, from the orthogonalized momenta N: [g, segments, out, in]."""
     if c.E.shape[1] == 1:
         moved = (c.E[:, 0] @ N.flatten(2)).unflatten(2, N.shape[2:])
     else:
         moved = torch.einsum("gdsr,grod->gsod", c.E, N)
-    L_t = c.A[:, :, None] * L[:, None] - moved
-    d, x = pairs
-    S_end = torch.baddbmm(c.T[:, -1, None, None] * S, d.mT, c.P[:, -1, :, None] * x)
-    return torch.cat([L[:, None], L_t], dim=1), S_end
+    return torch.cat([L[:, None], c.A[:, :, None] * L[:, None] - moved], dim=1)
+
+
+def _muon_accumulators(
+    optimizer: Muon, c: MuonChunk, L: Tensors, S: Tensors, pairs: tuple[RankOne, ...]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """For every matrix, L' and L behind every step; and S behind the chunk."""
+    T, P = c.T[:, c.index, None, None], c.P[:, c.index]
+    S_t = [T * s[:, None] + accumulate(P, p) for s, p in zip(S, pairs, strict=True)]
+    N = _orthogonal(optimizer, S_t)
+    last = c.T[:, -1, None, None]
+    ends = [write_pairs(last * s, x, d, c.P[:, -1]) for s, (d, x) in zip(S, pairs, strict=True)]
+    return [_behind_steps(c, w, n) for w, n in zip(L, N, strict=True)], ends
 
 
 def _muon_maps(spec: MemorySpec, c: MuonChunk, L_s: Tensor, m: int) -> Segments:
@@ -119,12 +140,10 @@ def muon_body(spec: MemorySpec) -> Body:
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
         c = muon_chunk(optimizer, alpha, eta, theta, gamma)
-        made = [
-            _muon_accumulators(optimizer, c, w, s, p) for w, s, p in zip(L, S, pairs, strict=True)
-        ]
-        maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s, _ in made]
+        made, ends = _muon_accumulators(optimizer, c, L, S, pairs)
+        maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s in made]
         y, _ = spec.architecture.forward(maps, phi_q, q)
-        return y, (*(c.since[:, -1:] * L_s[:, -1] for L_s, _ in made), *(s for _, s in made))
+        return y, (*(c.since[:, -1:] * L_s[:, -1] for L_s in made), *ends)
 
     return body
 
