@@ -56,6 +56,10 @@ def _repeats(name: tuple[int, ...]) -> int:
     return product
 
 
+def _pick(x: Tensor, columns: Tensor) -> Tensor:
+    return x.index_select(-1, columns.to(x.device))
+
+
 def _require_degree(degree: int) -> None:
     if degree < 1:
         raise ValueError(f"degree={degree}: a polynomial feature map needs a degree of at least 1")
@@ -91,7 +95,7 @@ class Polynomial:
         power = torch.ones_like(x[..., :1])
         parts = [power * _scaled(constants, 0)]
         for i, (parent, last, weight) in enumerate(_monomials(x.shape[-1], self.degree), start=1):
-            bare = power[..., parent.to(x.device)] * x[..., last.to(x.device)]
+            bare = _pick(power, parent) * _pick(x, last)
             parts.append(bare * weight.to(x) * _scaled(constants, i))
             power = bare
         return torch.cat(parts, dim=-1)
@@ -156,7 +160,7 @@ class Sketch:
         assert constants is not None
         s = (x[..., None, :, :] @ constants.mT).prod(dim=-3) / sqrt(self.size)
         ((_, _, _), (parent, last, weight)) = _monomials(self.size, 2)
-        return s[..., parent.to(x.device)] * s[..., last.to(x.device)] * weight.to(x)
+        return _pick(s, parent) * _pick(s, last) * weight.to(x)
 
 
 @dataclass(frozen=True)
