@@ -159,7 +159,8 @@ def _memory(width: blocks.Width, context: int) -> int:
         if isinstance(spec.features, Exponential) and inner:
             total += (out + into) * context * (1 + again)
         if isinstance(spec.optimizer, Muon):
-            total += _newton_schulz(out, into, spec.optimizer) + out * into * pairs
+            gathered = out * into * pairs
+            total += (gathered + _newton_schulz(out, into, spec.optimizer)) / spec.optimizer.period
         elif spec.retention.mapped:
             total += out * into * pairs
         elif isinstance(spec.retention, ChannelRetention):
@@ -167,7 +168,7 @@ def _memory(width: blocks.Width, context: int) -> int:
     return round(width.heads * total)
 
 
-def _newton_schulz(out: int, into: int, muon: Muon) -> float:
+def _newton_schulz(out: int, into: int, muon: Muon) -> int:
     """Gram matrix, (4k - 3) products of it, and one with the matrix itself."""
     m, n = sorted((out, into))
-    return (2 * m * m * n + max(0, 4 * muon.steps - 3) * m**3) / muon.period
+    return 2 * m * m * n + max(0, 4 * muon.steps - 3) * m**3
