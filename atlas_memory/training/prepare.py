@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from atlas_memory.config import AtlasConfig
@@ -52,6 +53,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, say: Say) -> Prepared:
     micro_batches(recipe.train, processes()[1])
+    for tracker in recipe.train.report_to:
+        if find_spec(tracker) is None:
+            raise ValueError(f"train.report_to={tracker!r} is not installed: pip install {tracker}")
     if recipe.data.source == "mqar":
         return _prepare_recall(recipe)
     data, train = recipe.data, recipe.train

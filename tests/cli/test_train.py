@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import runs
+import small_runs as runs
 from typer.testing import CliRunner
 
 from atlas_memory.cli.main import app, main

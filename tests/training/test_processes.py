@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-import runs
+import small_runs as runs
 
 from atlas_memory.training import checkpoints
 

@@ -1,13 +1,14 @@
 """A run in one process: what it leaves behind, how it goes on, and what stops it."""
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
 
 import numpy as np
 import pytest
-import runs
+import small_runs as runs
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -170,6 +171,26 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path):
         "checkpoint-8",
         "checkpoint-10",
     ]
+
+
+@pytest.mark.parametrize("first", ["model.safetensors", "optimizer.pt"])
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(tmp_path, text, first):
+    """No room from the middle of a file on, as on a full disk."""
+    runs.train(text, tmp_path / "a")
+    cut_back(tmp_path / "a", 2)
+    older = tmp_path / "a" / "checkpoints" / "checkpoint-2"
+    room = (older / first).stat().st_size - 1000
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(checkpoints.SaveError, match="checkpoint-2 is intact; make room") as no:
+            runs.train(text, tmp_path / "a", resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(no.value)
+    assert checkpoints.damage(older) is None
+    assert [p.name for p in older.parent.iterdir()] == ["checkpoint-2"]
+    assert runs.train(text, tmp_path / "a", resume=True).finished
 
 
 def test_other_data_is_refused_on_resume(tmp_path, text):
