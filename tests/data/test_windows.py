@@ -90,6 +90,11 @@ class Texts:
         return list(self.texts)
 
 
+def left_behind(folder):
+    """What is in a folder but for locks, which some file systems keep."""
+    return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+
+
 def test_tokens_are_cached_once_and_mapped(tmp_path, monkeypatch):
     monkeypatch.setenv("ATLAS_HOME", str(tmp_path))
     source, tokenizer = Texts("abc", "", "defg"), load_tokenizer("bytes")
@@ -102,7 +107,7 @@ def test_tokens_are_cached_once_and_mapped(tmp_path, monkeypatch):
     assert second.num_bytes == 7
     limited = cached_tokens(source, tokenizer, most=5)
     assert bytes(limited.ids) == b"abcde"
-    assert [p.name for p in (tmp_path / "tokens").iterdir() if p.name.startswith(".")] == []
+    assert not any(name.startswith(".") for name in left_behind(tmp_path / "tokens"))
 
 
 def test_a_source_that_fails_leaves_no_cache(tmp_path, monkeypatch):
@@ -115,7 +120,7 @@ def test_a_source_that_fails_leaves_no_cache(tmp_path, monkeypatch):
 
     with pytest.raises(ValueError, match="broken"):
         cached_tokens(Broken("x"), load_tokenizer("bytes"))
-    assert list((tmp_path / "tokens").iterdir()) == []
+    assert left_behind(tmp_path / "tokens") == []
 
 
 def test_parts_keep_their_documents():
