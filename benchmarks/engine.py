@@ -249,7 +249,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "window64": row_window(64, 2.0),
     "work": row_work,
     "muon": row_muon(1, 25),
-    "muon-chunk": row_muon(CHUNK, 1.6),
+    "muon-chunk": compiled(row_muon(CHUNK, 1.6)),
     **{f"attention{t}": compiled(row_attention(t)) for t in (2048, 4096, 8192, 16384)},
     "length": compiled(row_length),
     "memory": row_memory,

@@ -156,8 +156,8 @@ def _run(
 def compile_chunks(on: bool = True) -> None:
     """Compile the body of a chunk with torch.compile from now on; off again with False.
 
-    Worth its 20 seconds per spec and shape in a long training run of a deep memory. Rules that need
-    a matrix per token and linear memories stay as they are.
+    Worth its 20 to 40 seconds per spec and shape in a long training run of a deep memory. Rules
+    that need a matrix per token and linear memories stay as they are.
     """
     global _compiles
     _compiles = on
@@ -165,18 +165,25 @@ def compile_chunks(on: bool = True) -> None:
 
 @lru_cache(maxsize=64)
 def _compiled(spec: MemorySpec) -> Body:
-    body: Body = torch.compile(pair_body(spec), dynamic=False)
+    muon = isinstance(spec.optimizer, Muon)
+    body: Body = torch.compile(muon_body(spec) if muon else pair_body(spec), dynamic=False)
     return body
+
+
+def _per_token(spec: MemorySpec) -> bool:
+    """Whether a chunk makes more than a few matrices."""
+    often = isinstance(spec.optimizer, Muon) and 4 * spec.optimizer.period < spec.chunk
+    return often or spec.retention.mapped
 
 
 def _body(spec: MemorySpec) -> Body:
     if spec.linear:
         return linear_body(spec)
+    if _compiles and not _per_token(spec):
+        return _compiled(spec)
     if isinstance(spec.optimizer, Muon):
         return muon_body(spec)
-    if spec.retention.mapped:
-        return mapped_body(spec)
-    return _compiled(spec) if _compiles else pair_body(spec)
+    return mapped_body(spec) if spec.retention.mapped else pair_body(spec)
 
 
 def _memorize_chunkwise(
@@ -216,8 +223,7 @@ def _memorize_chunkwise(
 
 def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
     """How many blocks' graphs fit the budget; a block of matrices per token never does."""
-    per_token = isinstance(spec.optimizer, Muon) and 4 * spec.optimizer.period < block
-    if per_token or spec.retention.mapped:
+    if _per_token(spec):
         return 0
     pairs = block * spec.window if spec.linear else block + spec.window - 1
     # each matrix leaves about eight activations per pair, and the window its square matrices
