@@ -1,7 +1,7 @@
 """Who may import whom.
 
 notation <- memory <- layers <- blocks <- model
-         <- {data, training, tasks, evaluation, serving} <- cli
+         <- {data, training, tasks, evaluation, serving, experiments} <- cli
 """
 
 import ast
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "atlas_memory"
 
 FLOOR = {"notation": 0, "memory": 1, "layers": 2, "blocks": 3, "model": 4, "cli": 6}
-FLOOR |= dict.fromkeys(("data", "training", "tasks", "evaluation", "serving"), 5)
+FLOOR |= dict.fromkeys(("data", "training", "tasks", "evaluation", "serving", "experiments"), 5)
 # The edge of the model: what it is built from, and what wraps it for other libraries.
 FLOOR |= {"registration": 0, "variants": 3, "config": 4, "cache": 4}
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from atlas_memory.cli import data, generate, memorize, memory, show, tokenizer, train
+from atlas_memory.cli import data, experiment, generate, memorize, memory, show, tokenizer, train
 from atlas_memory.cli import list as list_command
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("data")(data.run)
 app.command("memorize")(memorize.run)
 app.command("memory")(memory.run)
 app.command("generate")(generate.run)
+app.command("experiment")(experiment.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 

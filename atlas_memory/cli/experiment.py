@@ -1,0 +1,226 @@
+"""atlas experiment: the paper's experiments, each one command away."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from atlas_memory.experiments.experiment import Cell, Result
+
+NAME = "One of the experiments; without it they are listed."
+VARIANTS = "Names from `atlas list`, with commas between them."
+SET = "A setting of the preset, as name=value; may be given again."
+INTERRUPTED = 130
+IN_A_FILE = 10.0  # seconds between two lines of a cell when stderr is no terminal
+
+
+def run(
+    name: Annotated[str | None, typer.Argument(help=NAME)] = None,
+    preset: Annotated[str, typer.Option(help="smoke, small or paper.")] = "small",
+    variants: Annotated[str | None, typer.Option(help=VARIANTS)] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where the results go.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help=SET)] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Train and compare, as the paper does, beside its figures.
+
+    A second start runs only what is missing. Examples: atlas experiment mqar --preset smoke;
+    atlas experiment mad --preset small --variants atlas,titans --seeds 2
+    """
+    if name is None:
+        _list(as_json)
+        return
+    from atlas_memory.experiments import load
+    from atlas_memory.experiments.runner import Folder, order
+
+    chosen = order(load(name), preset, _names(variants), seeds, _settings(changes))
+    folder = Folder(out or Path("runs/experiments") / f"{name}-{preset}")
+    command = _command(name, preset, variants, seeds, out, changes)
+    if dry_run:
+        _plan(chosen, folder, as_json)
+        return
+    _threads(threads)
+    _run(chosen, folder, command, as_json)
+
+
+def _list(as_json: bool) -> None:
+    from atlas_memory.experiments import EXPERIMENTS, load
+
+    shown = {}
+    for name in EXPERIMENTS:
+        try:
+            shown[name] = load(name).question
+        except ValueError as error:
+            shown[name] = str(error)
+    lines = [f"{name:14}{question}" for name, question in shown.items()]
+    print(json.dumps(shown) if as_json else "\n".join(lines))
+
+
+def _names(variants: str | None) -> list[str] | None:
+    if variants is None:
+        return None
+    return [name.strip() for name in variants.split(",") if name.strip()]
+
+
+def _settings(changes: list[str] | None) -> dict[str, Any]:
+    """name=value pairs; a value is JSON where it can be read as such, else text."""
+    settings = {}
+    for change in changes or []:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change!r}: write name=value")
+        try:
+            settings[name] = json.loads(text)
+        except ValueError:
+            settings[name] = text
+    return settings
+
+
+def _command(
+    name: str,
+    preset: str,
+    variants: str | None,
+    seeds: int,
+    out: Path | None,
+    changes: list[str] | None,
+) -> str:
+    """The command that gives these results, and goes on with them."""
+    words = ["atlas", "experiment", name, "--preset", preset]
+    words += [] if variants is None else ["--variants", variants]
+    words += [] if seeds == 1 else ["--seeds", str(seeds)]
+    words += [] if out is None else ["--out", str(out)]
+    words += [word for change in changes or [] for word in ("--set", change)]
+    return shlex.join(words)
+
+
+def _threads(count: int | None) -> None:
+    import os
+
+    import torch
+
+    if count is not None and count < 1:
+        raise ValueError(f"--threads {count}: there must be at least one")
+    if count is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(count or os.cpu_count() or 1)
+
+
+def _plan(order: Any, folder: Any, as_json: bool) -> None:
+    from atlas_memory.experiments.runner import missing
+
+    left = missing(order, folder)
+    if as_json:
+        print(json.dumps({"cells": order.cells(), "missing": left}))
+        return
+    print(f"{len(order.cells())} cells, {len(left)} of them to run in {folder.path}")
+    for sentence in order.experiment.deviations(order.settings):
+        print(f"deviation: {sentence}")
+
+
+def _run(order: Any, folder: Any, command: str, as_json: bool) -> None:
+    from atlas_memory.experiments.runner import missing, run, write_report
+
+    folder.prepare()
+    try:
+        with _Shown(order.cells(), missing(order, folder)) as shown:
+            results = run(order, folder, shown)
+        report = write_report(order, results, command, folder)
+    except KeyboardInterrupt:
+        print(f"stopped; go on with: {command}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        print(f"atlas: {error}; repair it, then go on with: {command}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if as_json:
+        print(json.dumps(report))
+        return
+    _print(report)
+    print(f"\n{folder.path / order.experiment.name}.json, .png")
+
+
+def _print(report: dict[str, Any]) -> None:
+    """The table, its notes and the deviations."""
+    table = report["table"]
+    rows = [list(map(str, table["columns"])), *([_word(x) for x in row] for row in table["rows"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(report["question"], end="\n\n")
+    for row in rows:
+        cells = [word.ljust(width) for word, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+    for note in table["notes"]:
+        print(f"\n{note}")
+    for sentence in report["deviations"]:
+        print(f"\ndeviation: {sentence}")
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class _Shown:
+    """Cells done, time left and what runs now, on stderr: a bar, or lines in a file."""
+
+    def __init__(self, cells: list[Cell], left: list[Cell]) -> None:
+        self.all, self.done, self.left = len(cells), len(cells) - len(left), len(left)
+        self.seconds: list[float] = []
+        self.said = time.monotonic()
+        self.now = ""
+        self.bar: Progress | None = None
+
+    def __enter__(self) -> _Shown:
+        if sys.stderr.isatty():
+            self._open_bar()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def _open_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.task = self.bar.add_task("", total=self.all, completed=self.done)
+        self.bar.start()
+
+    def begin(self, cell: Cell) -> None:
+        plain = [f"{k}={v}" for k, v in cell.items() if isinstance(v, str | int | float)]
+        self.now = " ".join(plain[:6])
+        self._show("", force=self.bar is not None)
+
+    def say(self, text: str) -> None:
+        self._show(text, force=self.bar is not None)
+
+    def end(self, result: Result) -> None:
+        self.done, self.left = self.done + 1, self.left - 1
+        self.seconds.append(result.seconds)
+        self._show(f"done in {result.seconds:.1f} s", force=True)
+
+    def _show(self, text: str, force: bool) -> None:
+        if not force and time.monotonic() - self.said < IN_A_FILE:
+            return
+        self.said = time.monotonic()
+        mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
+        time_left = "" if mean is None else f"about {mean * self.left / 60:.1f} min left  "
+        if self.bar is not None:
+            self.bar.update(
+                self.task, completed=self.done, description=f"{time_left}{self.now} {text}"
+            )
+        else:
+            line = f"{self.done}/{self.all} cells  {time_left}{self.now}  {text}"
+            print(line, file=sys.stderr, flush=True)

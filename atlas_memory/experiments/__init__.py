@@ -1,0 +1,5 @@
+"""Train and compare: the paper's experiments, by name."""
+
+from atlas_memory.experiments.catalogue import EXPERIMENTS, load
+
+__all__ = ["EXPERIMENTS", "load"]

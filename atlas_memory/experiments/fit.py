@@ -1,0 +1,221 @@
+"""One plain training loop for synthetic tasks; it goes on where a killed one stopped.
+
+A batch is a pure function of the step, so that the weights, the optimizer and torch's generator
+are all there is to keep: a resumed fit is the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IGNORED = -100
+SCHEDULES = ("cosine", "constant")
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+CHECKPOINT = "fit.pt"
+
+
+@dataclass
+class Fitted:
+    """history: per evaluation the step, the mean loss since the last one, and the figures."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    finite: bool = True
+    finished: bool = False
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.history[-1] if self.history else {}
+
+
+def labelled_loss(model: Any, batch: Any) -> Tensor:
+    """Cross entropy of an AtlasForCausalLM at the labelled positions; labels are NOT shifted.
+
+    batch = (ids [b, t], labels [b, t]), the label of position t is what is said there, -100 is
+    none. The head is applied at the labelled positions only.
+    """
+    ids, labels = batch
+    asked = labels != IGNORED
+    hidden = model.model(ids, use_cache=False).last_hidden_state[asked]
+    return F.cross_entropy(model.lm_head(hidden).float(), labels[asked])
+
+
+@torch.no_grad()
+def labelled_accuracy(model: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Share of labelled positions that an AtlasForCausalLM answers right."""
+    right, count = 0, 0
+    for ids, labels in batches:
+        asked = labels != IGNORED
+        hidden = model.model(ids, use_cache=False).last_hidden_state[asked]
+        right += int((model.lm_head(hidden).argmax(-1) == labels[asked]).sum())
+        count += int(asked.sum())
+    return right / max(count, 1)
+
+
+def decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for linear layers alone: not for gates, taps, embeddings, norms or W_0."""
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    some = [p for p in model.parameters() if id(p) in linear]
+    others = [p for p in model.parameters() if id(p) not in linear]
+    return [
+        {"params": some, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+def learning_rate_at(
+    step: int, steps: int, peak: float, schedule: str, warmup: int, final: float = 0.0
+) -> float:
+    """Linear warmup to the peak, then constant or a cosine to `final`."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    share = (step - warmup) / max(1, steps - warmup)
+    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def fit(
+    model: nn.Module,
+    batches: Callable[[int], Any],
+    *,
+    steps: int,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.95),
+    groups: list[dict[str, Any]] | None = None,
+    schedule: str = "cosine",
+    warmup: int = 0,
+    final: float = 0.0,
+    clip: float | None = 1.0,
+    loss: Callable[[Any, Any], Tensor] = labelled_loss,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    every: int = 100,
+    stop_at: float | None = None,
+    folder: Path | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Fitted:
+    """Train `model` in place on batches(0), batches(1), ...
+
+    evaluate() gives figures every `every` steps and at the end; the fit ends early when its
+    "accuracy" reaches `stop_at`, and when the loss is not finite. With a `folder` it is kept on
+    disk and goes on from there. `groups`: the optimizer's, if not those of `decayed`.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}; choose from: {', '.join(SCHEDULES)}")
+    optimizer = torch.optim.AdamW(
+        groups or decayed(model, weight_decay), lr=learning_rate, betas=betas
+    )
+    kept = _Checkpoint(folder, model, optimizer)
+    fitted = kept.load()
+    while not fitted.finished:
+        began, step = time.monotonic(), fitted.steps
+        rate = learning_rate_at(step, steps, learning_rate, schedule, warmup, final)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        model.train()
+        fitted.losses.append(_step(model, optimizer, loss, batches(step), clip))
+        fitted.steps, fitted.finite = step + 1, math.isfinite(fitted.losses[-1])
+        fitted.finished = fitted.steps == steps or not fitted.finite
+        if fitted.steps % every == 0 or fitted.finished:
+            _evaluate(model, fitted, evaluate, stop_at)
+            if say:
+                say(_line(fitted, steps))
+        fitted.seconds += time.monotonic() - began
+        kept.save(fitted, now=fitted.finished)
+    return fitted
+
+
+def _step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any, Any], Tensor],
+    batch: Any,
+    clip: float | None,
+) -> float:
+    """One step of the optimizer; a loss that is not finite changes nothing."""
+    value = loss(model, batch)
+    if not math.isfinite(figure := value.item()):
+        return figure
+    optimizer.zero_grad(set_to_none=True)
+    value.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return figure
+
+
+def _evaluate(
+    model: nn.Module,
+    fitted: Fitted,
+    evaluate: Callable[[], dict[str, float]] | None,
+    stop_at: float | None,
+) -> None:
+    model.eval()
+    with torch.no_grad():
+        figures = evaluate() if evaluate is not None and fitted.finite else {}
+    mean = sum(fitted.losses) / len(fitted.losses)
+    fitted.history.append({"step": fitted.steps, "loss": mean, **figures})
+    fitted.losses = []
+    if stop_at is not None and figures.get("accuracy", -math.inf) >= stop_at:
+        fitted.finished = True
+
+
+def _line(fitted: Fitted, steps: int) -> str:
+    figures = {k: v for k, v in fitted.last.items() if k != "step" and isinstance(v, float)}
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"step {fitted.steps}/{steps}: {shown}"
+
+
+class _Checkpoint:
+    """The fit on disk, every half minute and at its end; written whole or not at all."""
+
+    def __init__(
+        self, folder: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.path = None if folder is None else folder / CHECKPOINT
+        self.model, self.optimizer, self.saved = model, optimizer, time.monotonic()
+
+    def load(self) -> Fitted:
+        """What is on disk, put into model and optimizer; a new fit if there is none, or broken."""
+        if self.path is None or not self.path.is_file():
+            return Fitted()
+        try:
+            kept = torch.load(self.path, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
+            return Fitted()
+        self.model.load_state_dict(kept["model"])
+        self.optimizer.load_state_dict(kept["optimizer"])
+        torch.set_rng_state(kept["generator"])
+        return Fitted(**kept["fitted"])
+
+    def save(self, fitted: Fitted, now: bool) -> None:
+        due = time.monotonic() - self.saved >= SECONDS_BETWEEN_CHECKPOINTS
+        if self.path is None or not (now or due):
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        other = self.path.with_name(f".{CHECKPOINT}.{os.getpid()}")
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "generator": torch.get_rng_state(),
+                "fitted": asdict(fitted),
+            },
+            other,
+        )
+        os.replace(other, self.path)
+        self.saved = time.monotonic()

@@ -1,0 +1,214 @@
+"""Run an experiment's cells one after another: what is finished is never run again.
+
+OUT/cells/<digest>.json    one finished cell; written under another name, then renamed
+OUT/scratch/<digest>/      what an unfinished cell keeps for itself
+OUT/NAME.json, NAME.png    everything, once all cells are finished
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from atlas_memory.blocks import suggest
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.variants import VARIANTS
+
+
+class Progress(Protocol):
+    """Told what happens; the command line shows it."""
+
+    def begin(self, cell: Cell) -> None: ...
+    def say(self, text: str) -> None: ...
+    def end(self, result: Result) -> None: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked for, checked. `settings` are the preset's with the changes."""
+
+    experiment: Experiment
+    preset: str
+    settings: dict[str, Any]
+    variants: tuple[str, ...]
+    seeds: int
+
+    def cells(self) -> list[Cell]:
+        return self.experiment.cells(self.settings, self.variants, self.seeds)
+
+
+def order(
+    experiment: Experiment,
+    preset: str,
+    variants: Sequence[str] | None = None,
+    seeds: int = 1,
+    changes: Mapping[str, Any] | None = None,
+) -> Order:
+    """Check what the user asked for; every mistake is one sentence."""
+    if preset not in experiment.presets:
+        known = suggest(preset, list(experiment.presets))
+        raise ValueError(f"unknown preset {preset!r} of {experiment.name}; {known}")
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: there must be at least one")
+    settings = dict(experiment.presets[preset])
+    for name, value in (changes or {}).items():
+        if name not in settings:
+            raise ValueError(f"unknown setting {name!r}; {suggest(name, list(settings))}")
+        settings[name] = value
+    chosen = _variants(experiment, variants)
+    return Order(experiment, preset, settings, chosen, seeds)
+
+
+def _variants(experiment: Experiment, given: Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return experiment.variants
+    if not experiment.variants:
+        raise ValueError(f"{experiment.name} compares no variants; leave --variants out")
+    choices = experiment.choices or tuple(VARIANTS)
+    for name in given:
+        if name not in choices:
+            raise ValueError(f"unknown variant {name!r}; {suggest(name, list(choices))}")
+    if not given:
+        raise ValueError("--variants is empty; give names with commas between them")
+    return tuple(dict.fromkeys(given))
+
+
+def digest(cell: Cell) -> str:
+    """The name of a cell's file: a digest of its sorted JSON."""
+    return sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where the results are kept."""
+
+    path: Path
+
+    def prepare(self) -> None:
+        try:
+            (self.path / "cells").mkdir(parents=True, exist_ok=True)
+            trial = self.path / f".writable-{os.getpid()}"
+            trial.write_text("")
+            trial.unlink()
+        except OSError as error:
+            raise ValueError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def result(self, cell: Cell) -> Result | None:
+        """The stored result; None if there is none, or if its file is damaged."""
+        try:
+            stored = json.loads(self._file(cell).read_text())
+            found = Result(stored["cell"], stored["figures"], stored["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        whole = isinstance(found.figures, dict) and found.cell == _plain(cell)
+        return found if whole else None
+
+    def keep(self, result: Result) -> None:
+        write_whole(self._file(result.cell), json.dumps(asdict(result), indent=1) + "\n")
+        shutil.rmtree(self.scratch(result.cell), ignore_errors=True)
+
+    def scratch(self, cell: Cell) -> Path:
+        return self.path / "scratch" / digest(cell)
+
+    def _file(self, cell: Cell) -> Path:
+        return self.path / "cells" / f"{digest(cell)}.json"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of the text or none of it, whatever happens while it is written."""
+    other = path.with_name(f".{path.name}.{os.getpid()}")
+    with other.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(other, path)
+
+
+def missing(order: Order, folder: Folder) -> list[Cell]:
+    return [cell for cell in order.cells() if folder.result(cell) is None]
+
+
+def run(order: Order, folder: Folder, progress: Progress) -> list[Result]:
+    """All results, in the order of the cells; only those that are missing are made."""
+    folder.prepare()
+    results = []
+    for cell in order.cells():
+        result = folder.result(cell)
+        if result is None:
+            progress.begin(cell)
+            result = _make(order.experiment.run, cell, folder, progress.say)
+            progress.end(result)
+        results.append(result)
+    return results
+
+
+def _make(
+    run: Callable[[Cell, Workspace], dict[str, Any]],
+    cell: Cell,
+    folder: Folder,
+    say: Callable[[str], None],
+) -> Result:
+    scratch = folder.scratch(cell)
+    scratch.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    figures = run(dict(cell), Workspace(scratch, say))
+    result = Result(_plain(cell), _plain(figures), round(time.monotonic() - began, 3))
+    folder.keep(result)
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from a file: tuples are lists, what is not finite is None."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.loads(json.dumps(value))
+
+
+def report(order: Order, results: list[Result], command: str) -> dict[str, Any]:
+    """Everything about a finished experiment, as plain data."""
+    from atlas_memory.training.run_folder import environment
+
+    table: Table = order.experiment.table(results)
+    machine = environment(0)
+    return {
+        "name": order.experiment.name,
+        "question": order.experiment.question,
+        "preset": order.preset,
+        "settings": _plain(order.settings),
+        "variants": list(order.variants),
+        "seeds": order.seeds,
+        "command": command,
+        "versions": {k: v for k, v in machine.items() if k not in ("command", "seed")},
+        "deviations": order.experiment.deviations(order.settings),
+        "table": _plain(asdict(table)),
+        "seconds": round(sum(result.seconds for result in results), 1),
+        "results": [asdict(result) for result in results],
+    }
+
+
+def write_report(order: Order, results: list[Result], command: str, folder: Folder) -> Any:
+    """OUT/NAME.json and OUT/NAME.png; what the JSON holds is returned."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown, name = report(order, results, command), order.experiment.name
+    write_whole(folder.path / f"{name}.json", json.dumps(shown, indent=1) + "\n")
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    order.experiment.plot(results, figure)
+    other = folder.path / f".{name}.{os.getpid()}.png"
+    figure.savefig(other, dpi=120)
+    os.replace(other, folder.path / f"{name}.png")
+    return shown
