@@ -1,0 +1,310 @@
+"""Capacity: Propositions 1 and 2 and Theorem 1, measured.   [Atlas Sec. 3.1] [Atlas App. C]"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from atlas_memory.experiments.associations import (
+    draw,
+    error,
+    expected_rank,
+    fit_deep,
+    least_squares,
+    lift,
+    make_features,
+    matrices,
+    num_parameters,
+    online,
+    rank,
+    recall,
+)
+from atlas_memory.experiments.capacity_plot import plot
+from atlas_memory.experiments.experiment import (
+    Cell,
+    Experiment,
+    Result,
+    Settings,
+    Table,
+    Workspace,
+)
+from atlas_memory.memory.architectures import MLP, Matrix
+from atlas_memory.memory.attentional_bias import L2
+from atlas_memory.memory.feature_maps import Identity, Polynomial
+from atlas_memory.memory.optimizers import GradientDescent, Momentum, Muon
+from atlas_memory.memory.retention import NoRetention
+from atlas_memory.memory.spec import MemorySpec
+
+if TYPE_CHECKING:
+    from atlas_memory.memory.architectures import MemoryArchitecture
+    from atlas_memory.memory.feature_maps import Features
+    from atlas_memory.memory.optimizers import Optimizer
+
+STORED = 1e-3  # a pair set is stored exactly when its error is below this
+SPARE = 24  # keys beyond the expected rank, so that a larger rank would show
+
+MEMORIES: dict[str, tuple[Features, MemoryArchitecture]] = {
+    "matrix": (Identity(), Matrix()),
+    "matrix on phi_2": (Polynomial(2), Matrix()),
+    "MLP": (Identity(), MLP(expansion=4, residual=False)),
+}
+# Name -> optimizer, window, momenta to try.
+RULES: dict[str, tuple[Optimizer, int, tuple[float, ...]]] = {
+    "delta": (GradientDescent(), 1, (0.0,)),
+    "omega 4": (GradientDescent(), 4, (0.0,)),
+    "omega 16": (GradientDescent(), 16, (0.0,)),
+    "momentum": (Momentum(), 1, (0.5, 0.9)),
+    "muon": (Muon(), 1, (0.0, 0.9)),
+    "omega 16 + muon": (Muon(), 16, (0.0, 0.9)),
+}
+
+PRESETS: dict[str, Settings] = {
+    "smoke": {
+        "ranks": [[4, 2], [4, 3]],
+        "residual": {"d": 8, "dv": 8, "degrees": [1, 2], "ratios": [0.5, 2.0]},
+        "deep": {"d": 4, "layers": [1, 2], "widths": [1], "ratios": [0.5, 2.0], "steps": 20},
+        "online": {"d": 8, "pairs": [4, 8], "sequences": 2, "etas": [0.01, 0.1, 0.5]},
+    },
+    "small": {
+        "ranks": [[8, 2], [8, 3], [16, 2], [16, 3], [32, 2]],
+        "residual": {
+            "d": 16,
+            "dv": 16,
+            "degrees": [1, 2],
+            "ratios": [0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
+        },
+        "deep": {
+            "d": 8,
+            "layers": [1, 2, 3],
+            "widths": [1, 2, 4],
+            "ratios": [0.5, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0],
+            "steps": 100,
+        },
+        "online": {
+            "d": 32,
+            "pairs": [8, 16, 32, 48, 64, 96, 128, 256],
+            "sequences": 4,
+            "etas": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0],
+        },
+    },
+}
+# The paper proves and does not measure; its own sizes are those of a head of its 340M model.
+PRESETS["paper"] = {
+    "ranks": [[8, 2], [8, 3], [16, 2], [16, 3], [32, 2], [64, 2]],
+    "residual": {**PRESETS["small"]["residual"], "d": 64, "dv": 64},
+    "deep": {**PRESETS["small"]["deep"], "d": 16, "steps": 300},
+    "online": {**PRESETS["small"]["online"], "d": 64, "pairs": [16, 32, 64, 128, 256, 512, 1024]},
+}
+
+
+def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
+    return [
+        {**cell, "seed": seed}
+        for seed in range(seeds)
+        for cell in (
+            *_rank_cells(settings["ranks"]),
+            *_residual_cells(settings["residual"]),
+            *_deep_cells(settings["deep"]),
+            *_online_cells(settings["online"]),
+        )
+    ]
+
+
+def _rank_cells(sizes: Sequence[Sequence[int]]) -> Iterator[Cell]:
+    for (d, degree), features, unit in product(sizes, ("polynomial", "elementwise"), (False, True)):
+        kind = {"kind": "rank", "d": d, "degree": degree, "features": features, "unit": unit}
+        yield {**kind, "constant": features == "elementwise"}
+
+
+def _residual_cells(s: Settings) -> Iterator[Cell]:
+    for degree, ratio in product(s["degrees"], s["ratios"]):
+        features = "identity" if degree == 1 else "polynomial"
+        m = max(1, round(ratio * expected_rank(features, degree, s["d"], unit=False)))
+        size = {"kind": "residual", "d": s["d"], "dv": s["dv"], "degree": degree}
+        yield {**size, "features": features, "m": m}
+
+
+def _deep_cells(s: Settings) -> Iterator[Cell]:
+    shapes = [(1, 1)] * (1 in s["layers"])
+    shapes += [(n, width) for n in s["layers"] if n > 1 for width in s["widths"]]
+    for (layers, width), ratio in product(shapes, s["ratios"]):
+        size = num_parameters(matrices(s["d"], s["d"], layers, width * s["d"]))
+        kind = {"kind": "deep", "d": s["d"], "layers": layers, "width": width * s["d"]}
+        yield {**kind, "m": max(1, round(ratio * size / s["d"])), "steps": s["steps"]}
+
+
+def _online_cells(s: Settings) -> Iterator[Cell]:
+    for memory, rule, m in product(MEMORIES, RULES, s["pairs"]):
+        kind = {"kind": "online", "memory": memory, "rule": rule, "m": m, "d": s["d"]}
+        yield {**kind, "sequences": s["sequences"], "etas": list(s["etas"])}
+
+
+def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
+    return RUNS[cell["kind"]](cell)
+
+
+def _run_rank(cell: Cell) -> dict[str, Any]:
+    features = make_features(cell["features"], cell["degree"])
+    keys = features.dim(cell["d"]) + SPARE
+    K, _ = draw(keys, cell["d"], 1, unit=cell["unit"], seed=cell["seed"])
+    name, degree, d = cell["features"], cell["degree"], cell["d"]
+    return {
+        "rank": rank(lift(K, features, constant=cell["constant"])),
+        "expected": expected_rank(name, degree, d, unit=cell["unit"], constant=cell["constant"]),
+    }
+
+
+def _run_residual(cell: Cell) -> dict[str, Any]:
+    features = make_features(cell["features"], cell["degree"])
+    K, V = draw(cell["m"], cell["d"], cell["dv"], unit=False, seed=cell["seed"])
+    phi = lift(K, features)
+    answers = least_squares(phi, V)
+    expected = max(0.0, 1 - phi.shape[-1] / cell["m"])
+    return {
+        "features": phi.shape[-1],
+        "error": error(answers, V),
+        "expected": expected,
+        "recall": recall(answers, V),
+    }
+
+
+def _run_deep(cell: Cell) -> dict[str, Any]:
+    d = cell["d"]
+    K, V = draw(cell["m"], d, d, unit=False, seed=cell["seed"])
+    answers = fit_deep(K, V, cell["layers"], cell["width"], cell["steps"], cell["seed"])
+    size = num_parameters(matrices(d, d, cell["layers"], cell["width"]))
+    return {
+        "parameters": size,
+        "load": cell["m"] * d / size,
+        "error": error(answers, V),
+        "recall": recall(answers, V),
+    }
+
+
+def _run_online(cell: Cell) -> dict[str, Any]:
+    features, architecture = MEMORIES[cell["memory"]]
+    optimizer, window, momenta = RULES[cell["rule"]]
+    spec = MemorySpec(features, architecture, L2(), optimizer, NoRetention(), window, chunk=1)
+    first = cell["seed"] * cell["sequences"]
+    pairs = [
+        draw(cell["m"], cell["d"], cell["d"], unit=True, seed=first + i)
+        for i in range(cell["sequences"])
+    ]
+    steps = list(product(cell["etas"], momenta))
+    done = online(spec, pairs, steps, cell["seed"])
+    best = max(range(len(steps)), key=lambda i: done.recalls[i])
+    exact = min(range(len(steps)), key=lambda i: done.errors[i])
+    return {
+        "recall": done.recalls[best],
+        "eta": steps[best][0],
+        "theta": steps[best][1],
+        "error": done.errors[exact],
+    }
+
+
+RUNS = {
+    "rank": _run_rank,
+    "residual": _run_residual,
+    "deep": _run_deep,
+    "online": _run_online,
+}
+
+
+# ---- the table ---------------------------------------------------------------------------------
+
+
+def table(results: list[Result]) -> Table:
+    rows = [*_rank_rows(results), *_residual_rows(results), *_deep_rows(results)]
+    return Table(
+        ("claim", "memory", "predicted", "measured"),
+        [*rows, *_online_rows(results)],
+        (
+            "An error is ||M(K) - V||^2 / ||V||^2; recall counts answers nearest to their value.",
+            f"m* is the largest number of pairs tried whose error is below {STORED}.",
+            "Online: one pass, every pair seen once, recall of all m pairs afterwards; the step "
+            "size (and momentum) with the best recall of those tried.",
+        ),
+    )
+
+
+def grouped(
+    results: list[Result], kind: str, names: Sequence[str]
+) -> dict[tuple[Any, ...], list[Result]]:
+    """Results of one kind by the values of some fields of their cells."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        if result.cell["kind"] == kind:
+            groups.setdefault(tuple(result.cell[n] for n in names), []).append(result)
+    return groups
+
+
+def average(group: list[Result], figure: str) -> float:
+    return mean(r.figures[figure] for r in group)
+
+
+def _rank_rows(results: list[Result]) -> Iterator[list[Any]]:
+    names = ("d", "degree", "features", "unit")
+    for (d, degree, features, unit), group in grouped(results, "rank", names).items():
+        what = "all monomials" if features == "polynomial" else "1 and powers"
+        keys = "unit keys" if unit else "Gaussian keys"
+        ranks = sorted({r.figures["rank"] for r in group})
+        memory = f"{what} of degree {degree}, d = {d}, {keys}"
+        yield ["Prop. 2, rank", memory, group[0].figures["expected"], ", ".join(map(str, ranks))]
+
+
+def _residual_rows(results: list[Result]) -> Iterator[list[Any]]:
+    for (degree, m), group in grouped(results, "residual", ("degree", "m")).items():
+        claim = f"Prop. {1 if degree == 1 else 2}, error"
+        memory = f"{group[0].figures['features']} features, m = {m}"
+        found = f"{average(group, 'error'):.3f} (recall {average(group, 'recall'):.2f})"
+        yield [claim, memory, f"{group[0].figures['expected']:.3f}", found]
+
+
+def _deep_rows(results: list[Result]) -> Iterator[list[Any]]:
+    for (layers, width, d), group in grouped(results, "deep", ("layers", "width", "d")).items():
+        size = group[0].figures["parameters"]
+        memory = f"{layers} matrices, width {width}, d = {d}" if layers > 1 else f"matrix, d = {d}"
+        recalled = _largest(group, lambda r: r.figures["recall"] >= 0.99)
+        stored = _largest(group, lambda r: r.figures["error"] < STORED)
+        found = f"m* = {stored}, 99% recall up to {recalled}"
+        yield ["Thm. 1, pairs", memory, f"P/dv = {size / d:.0f}, dk dv = {d * d}", found]
+
+
+def _largest(group: list[Result], holds: Any) -> int:
+    """The largest m that holds for every seed."""
+    fails = {r.cell["m"] for r in group if not holds(r)}
+    return max((r.cell["m"] for r in group if r.cell["m"] not in fails), default=0)
+
+
+def _online_rows(results: list[Result]) -> Iterator[list[Any]]:
+    for (memory, rule, d), group in grouped(results, "online", ("memory", "rule", "d")).items():
+        by_m = {m: average(g, "recall") for (m,), g in grouped(group, "online", ("m",)).items()}
+        shown = [f"{m}: {by_m[m]:.2f}" for m in sorted(by_m) if m >= d // 2]
+        yield ["one online pass", f"{memory}, {rule}, d = {d}", None, ", ".join(shown)]
+
+
+def deviations(settings: Settings) -> list[str]:
+    return [
+        "the paper proves capacity and measures none: every size here is our choice",
+        "keys are in general position, not linearly independent, which would stop at m = d",
+        "deep memories are fitted to all pairs by Levenberg-Marquardt, not by gradient descent, "
+        "so that what is measured is the memory and not the optimizer",
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="capacity",
+    question=(
+        "How many pairs does a memory hold: d for a matrix (Prop. 1), binom(d+p, p) on phi_p "
+        "(Prop. 2), more when it is deep (Thm. 1), and what does one online pass leave of it?"
+    ),
+    presets=PRESETS,
+    variants=(),
+    cells=cells,
+    run=run,
+    table=table,
+    plot=plot,
+    deviations=deviations,
+)
