@@ -11,6 +11,7 @@ into the weights. Muon, Memora and Moneta need their matrices at every token and
 Rows may stand at different offsets: each has its own slot.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -35,7 +36,8 @@ def decode(tokens: Tokens, state: MemoryState, spec: MemorySpec) -> tuple[Tensor
     y = _read(state, opened, tokens.queries)
     moved = replace(state, open=opened)
     full = state.offset + 1 == spec.chunk
-    return y, _close(moved, tokens, full) if bool(full.any()) else moved
+    rows = full.nonzero()[:, 0]
+    return y, _close(moved, tokens, rows) if len(rows) else moved
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -138,13 +140,28 @@ def _step_matrices(
         steps=steps,
     )
     window = spec.window - 1 + offset[:, None] - torch.arange(spec.window, device=offset.device)
+    rows = steps.flatten().nonzero()[:, 0]
     L, S = [], []
     for i, (d, x) in enumerate(zip(o.d, o.x, strict=True)):
         g = (gamma[..., None] * gather(d, window)).mT @ gather(x, window)
-        moved, momentum = spec.optimizer.step(o.L[i], o.S[i] if o.S else g, g, shaped)
+        if isinstance(spec.optimizer, Muon):
+            moved, momentum = _muon(spec.optimizer, o.L[i], o.S[i], g, shaped, rows)
+        else:
+            moved, momentum = spec.optimizer.step(o.L[i], o.S[i] if o.S else g, g, shaped)
         L.append(moved)
         S.append(momentum)
     return replace(o, L=tuple(L), S=tuple(S) if o.S else ())
+
+
+def _muon(
+    optimizer: Muon, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`Muon.step` that orthogonalizes only where a step is due: for the rows `rows`."""
+    L, S = gates.alpha * L, gates.theta * S + g
+    if len(rows):
+        due = optimizer.orthogonalize(S.index_select(0, rows))
+        L = L.index_add(0, rows, gates.eta.index_select(0, rows) * due, alpha=-1)
+    return L, S
 
 
 def _sums(state: MemoryState, o: OpenChunk) -> list[PairSum]:
@@ -177,8 +194,15 @@ def _read(state: MemoryState, o: OpenChunk, q: Tensor) -> Tensor:
     return y.unflatten(0, (-1, heads))
 
 
-def _close(state: MemoryState, tokens: Tokens, full: Tensor) -> MemoryState:
-    """Fold the chunks that are full into the weights and open new ones behind them."""
+def _close(state: MemoryState, tokens: Tokens, rows: Tensor) -> MemoryState:
+    """Fold the chunks of `rows`, which are full, into the weights and open new ones behind them."""
+    if len(rows) == len(state.position):
+        return _folded(state, tokens.keys, tokens.values)
+    keys, values = (x.index_select(0, rows) for x in (tokens.keys, tokens.values))
+    return _put_rows(state, _folded(state.select(rows), keys, values), rows)
+
+
+def _folded(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
     o, heads = state.open, state.keys.shape[1]
     assert o is not None
     if o.L:
@@ -190,26 +214,38 @@ def _close(state: MemoryState, tokens: Tokens, full: Tensor) -> MemoryState:
         momentum = tuple(x.unflatten(0, (-1, heads)) for x in ends)
     closed = replace(state, start=start, start_momentum=momentum, open=None)
     back = state.spec.window - 1
-    fresh = _begin(closed, *(_last(x, back) for x in (tokens.keys, tokens.values)))
-    return _where(full, replace(closed, open=fresh), state)
+    return replace(closed, open=_begin(closed, _last(keys, back), _last(values, back)))
 
 
 def _last(x: Tensor, count: int) -> Tensor:
     return x[:, :, x.shape[2] - count :]
 
 
-def _where(rows: Tensor, yes: MemoryState, no: MemoryState) -> MemoryState:
-    """Row by row one of two states that differ in their start and open chunk."""
+def _where(rows: Tensor, yes: OpenChunk, no: OpenChunk) -> OpenChunk:
+    """Row by row one of two open chunks."""
+    return _merge(yes, no, lambda a, b: torch.where(rows.view(-1, *(1,) * (a.dim() - 1)), a, b))
 
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(rows.view(-1, *(1,) * (a.dim() - 1)), a, b)
 
-    def picks(a: Tensors, b: Tensors) -> Tensors:
-        return tuple(pick(x, y) for x, y in zip(a, b, strict=True))
+def _put_rows(state: MemoryState, part: MemoryState, rows: Tensor) -> MemoryState:
+    """The state with the start and the open chunk of `part` in its rows `rows`."""
 
-    assert yes.open is not None and no.open is not None
-    a, b = yes.open, no.open
-    opened = OpenChunk(
+    def put(new: Tensor, old: Tensor) -> Tensor:
+        return old.index_copy(0, rows, new)
+
+    assert part.open is not None and state.open is not None
+    return replace(
+        state,
+        start=tuple(map(put, part.start, state.start)),
+        start_momentum=tuple(map(put, part.start_momentum, state.start_momentum)),
+        open=_merge(part.open, state.open, put),
+    )
+
+
+def _merge(a: OpenChunk, b: OpenChunk, pick: Callable[[Tensor, Tensor], Tensor]) -> OpenChunk:
+    def picks(x: Tensors, y: Tensors) -> Tensors:
+        return tuple(map(pick, x, y))
+
+    return OpenChunk(
         d=picks(a.d, b.d),
         x=picks(a.x, b.x),
         C=pick(a.C, b.C),
@@ -220,8 +256,6 @@ def _where(rows: Tensor, yes: MemoryState, no: MemoryState) -> MemoryState:
         L=picks(a.L, b.L),
         S=picks(a.S, b.S),
     )
-    momentum = picks(yes.start_momentum, no.start_momentum)
-    return replace(no, start=picks(yes.start, no.start), start_momentum=momentum, open=opened)
 
 
 def _reopen(state: MemoryState) -> OpenChunk:
@@ -237,8 +271,5 @@ def _reopen(state: MemoryState) -> OpenChunk:
         at_gate = (at - (recent - spec.open_tokens)).clamp(min=0)
         gates = state.gates.map(lambda x, at=at_gate: gather(x, at)[:, :, 0])  # type: ignore[misc]
         here = torch.full_like(offset, i)
-        written = replace(state, open=_write(state, opened, *pair, gates, here))
-        chosen = _where(i < offset, written, replace(state, open=opened)).open
-        assert chosen is not None
-        opened = chosen
+        opened = _where(i < offset, _write(state, opened, *pair, gates, here), opened)
     return opened
