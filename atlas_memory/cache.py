@@ -7,7 +7,7 @@ one and leaves the one it was given as it is, so keeping an old cache is the way
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +55,13 @@ class AtlasCache(Cache):
     def select(self, rows: Tensor) -> AtlasCache:
         """The batch rows `rows`, in that order; a row may come twice (a fork) or not at all."""
         return self._with(state.select(rows) for state in self.states)
+
+    @classmethod
+    def join(cls, caches: Sequence[AtlasCache]) -> AtlasCache:
+        """One batch of the rows of all, in order; each goes on from where it stands."""
+        states = zip(*(cache.states for cache in caches), strict=True)
+        joined = [first.join(others) for first, *others in states]
+        return cls(joined, max(cache.seen for cache in caches), caches[0].fingerprint)
 
     def reorder(self, rows: Tensor) -> None:
         """`select` in place, as beam search does it."""

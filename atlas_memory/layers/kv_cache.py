@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,37 @@ class KVCache(LayerState):
             return KVCache(keys, values)
         last = document.amax(dim=1, keepdim=True)
         return KVCache(keys, values, (document == last) & (document >= 0))
+
+    def join(self, others: Sequence[KVCache]) -> KVCache:
+        """Rows with fewer slots get ones that do not exist in front; nobody's are dropped."""
+        caches = [self, *others]
+        if all(cache.valid is None and cache.slots == self.slots for cache in caches):
+            return KVCache(
+                *(torch.cat([getattr(c, n) for c in caches]) for n in ("keys", "values"))
+            )
+        existing = [cache._existing() for cache in caches]
+        slots = max(cache.slots for cache in existing)
+        padded = [cache._padded(slots - cache.slots) for cache in existing]
+        return KVCache(*map(torch.cat, zip(*padded, strict=True)))
+
+    @property
+    def slots(self) -> int:
+        return self.keys.shape[1]
+
+    def _existing(self) -> KVCache:
+        """Without the slots in front that exist for no row, as rows that have left leave behind."""
+        valid = self.valid
+        if valid is None or not self.slots or bool(valid[:, 0].any()):
+            return self
+        first = int(valid.any(dim=0).int().argmax()) if bool(valid.any()) else self.slots
+        return KVCache(self.keys[:, first:], self.values[:, first:], valid[:, first:])
+
+    def _padded(self, missing: int) -> tuple[Tensor, Tensor, Tensor]:
+        valid = self.valid
+        if valid is None:
+            valid = torch.ones(self.keys.shape[:2], dtype=torch.bool, device=self.keys.device)
+        keys, values = (F.pad(x, (0, 0, 0, 0, missing, 0)) for x in (self.keys, self.values))
+        return keys, values, F.pad(valid, (missing, 0))
 
     def documents(self, time: int, starts: Starts | None, lengths: Lengths | None) -> Tensor | None:
         """Document of every slot of [past | present], -1 where there is none; None: all one."""

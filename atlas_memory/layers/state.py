@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
@@ -18,6 +18,8 @@ class State(Protocol):
     def to(self, device: torch.device | str) -> Self: ...
 
     def select(self, rows: Tensor) -> Self: ...
+
+    def join(self, others: Sequence[Self]) -> Self: ...
 
     @property
     def num_bytes(self) -> int: ...
@@ -41,6 +43,12 @@ class LayerState:
             )
         )
 
+    def join(self, others: Sequence[Self]) -> Self:
+        """One batch of these rows and then those of the others, wherever each row stands."""
+        states = [self, *others]
+        names = [field.name for field in fields(self)]
+        return replace(self, **{n: _joined([getattr(s, n) for s in states]) for n in names})
+
     @property
     def num_bytes(self) -> int:
         return sum(_num_bytes(getattr(self, field.name)) for field in fields(self))
@@ -56,6 +64,17 @@ def _apply(change: Callable[[Any], Any], part: Any) -> Any:
     if isinstance(part, tuple):
         return tuple(_apply(change, item) for item in part)
     return change(part)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, tuple):
+        return tuple(map(_joined, zip(*parts, strict=True)))
+    return first.join(parts[1:])
 
 
 def _num_bytes(part: Any) -> int:

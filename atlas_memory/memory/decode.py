@@ -29,7 +29,7 @@ from atlas_memory.memory.tokens import Tokens
 
 def decode(tokens: Tokens, state: MemoryState, spec: MemorySpec) -> tuple[Tensor, MemoryState]:
     """Read one new token per row: its answer, and the state with the open chunk moved on."""
-    opened = state.open or _reopen(state)
+    opened = state.open or reopen(state)
     k, v = tokens.keys[:, :, -1:], tokens.values[:, :, -1:]
     gates = tokens.gates.map(lambda x: x[:, :, -1])
     opened = _write(state, opened, k, v, gates, state.offset)
@@ -258,7 +258,7 @@ def _merge(a: OpenChunk, b: OpenChunk, pick: Callable[[Tensor, Tensor], Tensor])
     )
 
 
-def _reopen(state: MemoryState) -> OpenChunk:
+def reopen(state: MemoryState) -> OpenChunk:
     """The open chunk of a state that was made by another form: write its tokens once more."""
     spec, offset, recent = state.spec, state.offset, state.keys.shape[2]
     back = torch.arange(spec.window - 1, device=offset.device)

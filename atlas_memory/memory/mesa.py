@@ -8,6 +8,7 @@ same for alpha = 1; with alpha < 1 it lets lambda decay with the pairs and R ove
 directions that no key excites. So H is carried, and y_t = G_t x with (H_t + lambda I) x = q_t.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,13 @@ class MesaState:
 
     def select(self, rows: Tensor) -> "MesaState":
         return MesaState(self.G[rows], self.H[rows], self.ridge)
+
+    def join(self, others: Sequence["MesaState"]) -> "MesaState":
+        """One batch of these rows and then those of the others."""
+        states = [self, *others]
+        return MesaState(
+            torch.cat([s.G for s in states]), torch.cat([s.H for s in states]), self.ridge
+        )
 
 
 def mesa(

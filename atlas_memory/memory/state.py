@@ -6,7 +6,7 @@ forms, any cut and any batch of rows at different positions continue from the sa
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,17 @@ class MemoryState:
         kept = replace(self, constants=None).map(lambda x: x.index_select(0, rows.to(x.device)))
         return replace(kept, constants=self.constants)
 
+    def join(self, others: Sequence["MemoryState"]) -> "MemoryState":
+        """One batch of these rows and then those of the others, wherever each row stands."""
+        from atlas_memory.memory.decode import reopen
+
+        states = [self, *others]
+        if any(s.open for s in states):
+            states = [s if s.open else replace(s, open=reopen(s)) for s in states]
+        past = _join_pasts([s.past for s in states if s.past is not None])
+        plain = [replace(s, constants=None, past=None) for s in states]
+        return replace(_join(plain), constants=self.constants, past=past)
+
     def save(self, path: str | Path) -> None:
         """Write the state and its spec to one safetensors file."""
         from safetensors.torch import save_file
@@ -179,6 +190,36 @@ def _rebuild(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
             part, **{f.name: _rebuild(getattr(part, f.name), change) for f in fields(part)}
         )
     return part
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, tuple):
+        return tuple(map(_join, zip(*parts, strict=True)))
+    if isinstance(first, MemoryState | Gates | KernelPast | OpenChunk):
+        names = [f.name for f in fields(first)]
+        return replace(first, **{n: _join([getattr(part, n) for part in parts]) for n in names})
+    return first
+
+
+def _join_pasts(pasts: Sequence[KernelPast]) -> KernelPast | None:
+    """Rows with fewer pairs get ones that do not exist in front."""
+    if not pasts:
+        return None
+    most = max(past.exists.shape[1] for past in pasts)
+
+    def padded(past: KernelPast) -> KernelPast:
+        missing = most - past.exists.shape[1]
+        wide: KernelPast = _rebuild(
+            replace(past, exists=past.exists[:, None, :, None]),
+            lambda x: torch.nn.functional.pad(x, (0, 0, missing, 0)),
+        )
+        return replace(wide, exists=wide.exists[:, 0, :, 0])
+
+    joined: KernelPast = _join([padded(past) for past in pasts])
+    return joined
 
 
 def _assemble(spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
