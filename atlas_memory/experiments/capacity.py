@@ -64,7 +64,7 @@ PRESETS: dict[str, Settings] = {
     "smoke": {
         "ranks": [[4, 2], [4, 3]],
         "residual": {"d": 8, "dv": 8, "degrees": [1, 2], "ratios": [0.5, 2.0]},
-        "deep": {"d": 4, "layers": [1, 2], "widths": [1], "ratios": [0.5, 2.0], "steps": 20},
+        "deep": {"d": 4, "shapes": [[1, 1], [2, 1]], "ratios": [0.5, 2.0], "steps": 20},
         "online": {"d": 8, "pairs": [4, 8], "sequences": 2, "etas": [0.01, 0.1, 0.5]},
     },
     "small": {
@@ -77,14 +77,13 @@ PRESETS: dict[str, Settings] = {
         },
         "deep": {
             "d": 8,
-            "layers": [1, 2, 3],
-            "widths": [1, 2, 4],
-            "ratios": [0.5, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0],
-            "steps": 100,
+            "shapes": [[1, 1], [2, 1], [2, 2], [2, 4], [3, 1], [3, 2]],
+            "ratios": [0.5, 0.7, 0.8, 0.9, 1.0, 1.25, 2.0],
+            "steps": 60,
         },
         "online": {
             "d": 32,
-            "pairs": [8, 16, 32, 48, 64, 96, 128, 256],
+            "pairs": [8, 16, 32, 48, 64, 96, 128],
             "sequences": 4,
             "etas": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0],
         },
@@ -94,7 +93,12 @@ PRESETS: dict[str, Settings] = {
 PRESETS["paper"] = {
     "ranks": [[8, 2], [8, 3], [16, 2], [16, 3], [32, 2], [64, 2]],
     "residual": {**PRESETS["small"]["residual"], "d": 64, "dv": 64},
-    "deep": {**PRESETS["small"]["deep"], "d": 16, "steps": 300},
+    "deep": {
+        "d": 16,
+        "shapes": [[1, 1], *([layers, width] for layers in (2, 3) for width in (1, 2, 4))],
+        "ratios": [0.5, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0],
+        "steps": 300,
+    },
     "online": {**PRESETS["small"]["online"], "d": 64, "pairs": [16, 32, 64, 128, 256, 512, 1024]},
 }
 
@@ -127,9 +131,7 @@ def _residual_cells(s: Settings) -> Iterator[Cell]:
 
 
 def _deep_cells(s: Settings) -> Iterator[Cell]:
-    shapes = [(1, 1)] * (1 in s["layers"])
-    shapes += [(n, width) for n in s["layers"] if n > 1 for width in s["widths"]]
-    for (layers, width), ratio in product(shapes, s["ratios"]):
+    for (layers, width), ratio in product(s["shapes"], s["ratios"]):
         size = num_parameters(matrices(s["d"], s["d"], layers, width * s["d"]))
         kind = {"kind": "deep", "d": s["d"], "layers": layers, "width": width * s["d"]}
         yield {**kind, "m": max(1, round(ratio * size / s["d"])), "steps": s["steps"]}
