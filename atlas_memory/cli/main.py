@@ -7,6 +7,7 @@ import sys
 import typer
 
 from atlas_memory.cli import data, experiment, generate, memorize, memory, show, tokenizer, train
+from atlas_memory.cli import eval as eval_command
 from atlas_memory.cli import list as list_command
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command("memorize")(memorize.run)
 app.command("memory")(memory.run)
 app.command("generate")(generate.run)
 app.command("experiment")(experiment.run)
+app.command("eval")(eval_command.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 

@@ -1,0 +1,1 @@
+"""Benchmark data made by rule: seeded generators, without a model."""
