@@ -2,7 +2,8 @@
 
     python benchmarks/streaming.py                       10,000,000 tokens; hours on one core
     python benchmarks/streaming.py --tokens 200000 --context 20000     minutes
-    python benchmarks/streaming.py --json FILE           also writes the figures, model by model
+    python benchmarks/streaming.py --json FILE           also writes the figures, model by model;
+                                                         those of other models in FILE stay
 
 Tiny models, float32, one thread unless --threads says otherwise, random bytes as text. Speeds are
 per second of processor time, because the machine may be doing other things too. Decoding times
@@ -161,10 +162,14 @@ def show_decodings(rows: list[Decoding]) -> None:
         )
 
 
-def write(path: Path | None, readings: list[Reading], decodings: list[Decoding]) -> None:
-    if path is not None:
-        rows = {"reading": [*map(asdict, readings)], "decoding": [*map(asdict, decodings)]}
-        path.write_text(json.dumps(rows, indent=2) + "\n")
+def write(path: Path | None, kind: str, row: Reading | Decoding) -> None:
+    """Put a row into the file, in the place of an earlier one of the same model."""
+    if path is None:
+        return
+    rows = json.loads(path.read_text()) if path.exists() else {"reading": [], "decoding": []}
+    others = [old for old in rows[kind] if old["variant"] != row.variant]
+    rows[kind] = [*others, asdict(row)]
+    path.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def arguments() -> argparse.Namespace:
@@ -183,14 +188,15 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
-    readings: list[Reading] = []
-    decodings: list[Decoding] = []
+    decodings = []
     for variant in given.decode:
-        decodings.append(decoding(variant, given.context, given.attention_context, given.rounds))
-        write(given.json, readings, decodings)
+        sizes = given.context, given.attention_context, given.rounds
+        decodings.append(decoding(variant, *sizes))
+        write(given.json, "decoding", decodings[-1])
+    readings = []
     for variant in given.read:
         readings.append(reading(variant, given.tokens))
-        write(given.json, readings, decodings)
+        write(given.json, "reading", readings[-1])
     show_readings(readings)
     show_decodings(decodings)
 

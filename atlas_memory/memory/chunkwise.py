@@ -68,20 +68,22 @@ def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     q, k, v, alpha, eta, theta, gamma = streams
     if isinstance(spec.retention, ChannelRetention):
         return streams
-    missing = -q.shape[1] % block
-
-    def blocks(x: Tensor, fill: float) -> Tensor:
-        filled = pad(x, (0, 0) * (x.dim() - 2) + (0, missing), value=fill)
-        return filled.unflatten(1, (-1, block)).flatten(0, 1)
-
-    steps = band(blocks(-eta[..., None] * gamma, 0.0))
-    c = coefficients(spec, blocks(alpha, 1.0), steps, blocks(theta, 0.0))
-    made = [
-        x.unflatten(0, (len(q), -1)).flatten(1, 2)
-        for x in (c.A, c.C, c.B, c.T, c.P)
-        if x is not None
-    ]
+    steps = band(by_block(-eta[..., None] * gamma, block, 0.0))
+    decays = by_block(alpha, block, 1.0), steps, by_block(theta, block, 0.0)
+    c = coefficients(spec, *decays)
+    made = [by_slot(x, len(q)) for x in (c.A, c.C, c.B, c.T, c.P) if x is not None]
     return (q, k, v, alpha, *made)
+
+
+def by_block(x: Tensor, block: int, fill: float) -> Tensor:
+    """[g, slots, ..] -> [g * blocks, block, ..], the last block filled up."""
+    filled = pad(x, (0, 0) * (x.dim() - 2) + (0, -x.shape[1] % block), value=fill)
+    return filled.unflatten(1, (-1, block)).flatten(0, 1)
+
+
+def by_slot(x: Tensor, rows: int) -> Tensor:
+    """[g * blocks, block, ..] -> [g, slots, ..]."""
+    return x.unflatten(0, (rows, -1)).flatten(1, 2)
 
 
 def hoisted(spec: MemorySpec, streams: Tensors) -> Coefficients:

@@ -33,19 +33,30 @@ class Identity:
         return x
 
 
+@dataclass(frozen=True)
+class _Monomials:
+    """All monomials of degree <= p, by degree. steps: for every degree from 2 on the monomial one
+    degree lower and the variable it is multiplied with. degrees, weights [D]: the degree of each,
+    and the square root of its multinomial.
+    """
+
+    steps: tuple[tuple[Tensor, Tensor], ...]
+    degrees: Tensor
+    weights: Tensor
+
+
 @lru_cache(maxsize=64)
-def _monomials(dk: int, degree: int) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
-    """For every degree i >= 1: (parent of degree i-1, last variable, sqrt of the multinomial)."""
-    rows: dict[tuple[int, ...], int] = {(): 0}
-    tables = []
-    for i in range(1, degree + 1):
-        names = list(combinations_with_replacement(range(dk), i))
-        counts = [factorial(i) / _repeats(name) for name in names]
-        parent = torch.tensor([rows[name[:-1]] for name in names])
-        last = torch.tensor([name[-1] for name in names])
-        tables.append((parent, last, torch.tensor(counts, dtype=torch.float64).sqrt()))
-        rows = {name: row for row, name in enumerate(names)}
-    return tuple(tables)
+def _monomials(dk: int, degree: int) -> _Monomials:
+    names = [list(combinations_with_replacement(range(dk), i)) for i in range(degree + 1)]
+    flat = [name for group in names for name in group]
+    steps = []
+    for lower, group in zip(names[1:], names[2:], strict=False):
+        rows = {name: row for row, name in enumerate(lower)}
+        parents = torch.tensor([rows[name[:-1]] for name in group])
+        steps.append((parents, torch.tensor([name[-1] for name in group])))
+    counts = [factorial(len(name)) / _repeats(name) for name in flat]
+    degrees = torch.tensor([len(name) for name in flat])
+    return _Monomials(tuple(steps), degrees, torch.tensor(counts, dtype=torch.float64).sqrt())
 
 
 def _repeats(name: tuple[int, ...]) -> int:
@@ -92,13 +103,12 @@ class Polynomial:
 
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         assert constants is not None
-        power = torch.ones_like(x[..., :1])
-        parts = [power * _scaled(constants, 0)]
-        for i, (parent, last, weight) in enumerate(_monomials(x.shape[-1], self.degree), start=1):
-            bare = _pick(power, parent) * _pick(x, last)
-            parts.append(bare * weight.to(x) * _scaled(constants, i))
-            power = bare
-        return torch.cat(parts, dim=-1)
+        table = _monomials(x.shape[-1], self.degree)
+        powers = [torch.ones_like(x[..., :1]), x]
+        for parent, last in table.steps:
+            powers.append(_pick(powers[-1], parent) * _pick(x, last))
+        scale = _pick(constants.sqrt(), table.degrees) * table.weights.to(x)
+        return torch.cat(powers, dim=-1) * scale[..., None, :]
 
 
 @dataclass(frozen=True)
@@ -159,8 +169,9 @@ class Sketch:
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         assert constants is not None
         s = (x[..., None, :, :] @ constants.mT).prod(dim=-3) / sqrt(self.size)
-        ((_, _, _), (parent, last, weight)) = _monomials(self.size, 2)
-        return _pick(s, parent) * _pick(s, last) * weight.to(x)
+        table = _monomials(self.size, 2)
+        ((parent, last),) = table.steps
+        return _pick(s, parent) * _pick(s, last) * table.weights[1 + self.size :].to(x)
 
 
 @dataclass(frozen=True)

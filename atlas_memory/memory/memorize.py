@@ -15,7 +15,7 @@ from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
 from atlas_memory.memory.linear import block_size, linear_body
 from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.optimizers import Implicit, Muon
-from atlas_memory.memory.per_token import mapped_body, muon_body
+from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Plan, scan
@@ -28,6 +28,7 @@ KEPT_BYTES = 2**30
 _compiles = False
 
 
+@torch.compiler.disable(reason="a graph of all chunks takes minutes")  # type: ignore[untyped-decorator]
 def memorize(
     q: Tensor,
     k: Tensor,
@@ -194,8 +195,9 @@ def _memorize_chunkwise(
     block = block_size(spec) if spec.linear else spec.chunk
     layout = _layout(tokens, block)
     streams = _streams(tokens, layout, spec.window - 1)
-    if not spec.linear and not isinstance(spec.optimizer, Muon):
-        streams = hoist(spec, streams, block)
+    if not spec.linear:
+        muon = isinstance(spec.optimizer, Muon)
+        streams = (hoist_muon if muon else hoist)(spec, streams, block)
     heads = tokens.keys.shape[1]
     plan = Plan(
         block=block,

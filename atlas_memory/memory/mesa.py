@@ -53,6 +53,7 @@ class MesaState:
         )
 
 
+@torch.compiler.disable(reason="a graph of all blocks takes minutes")  # type: ignore[untyped-decorator]
 def mesa(
     q: Tensor,
     k: Tensor,

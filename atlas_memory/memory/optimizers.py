@@ -92,6 +92,11 @@ class Muon:
             )
         object.__setattr__(self, "coefficients", tuple(self.coefficients))
 
+    @property
+    def stepping(self) -> slice:
+        """The tokens of a chunk that take the step."""
+        return slice(self.period - 1, None, self.period)
+
     def orthogonalize(self, S: Tensor) -> Tensor:
         return newton_schulz(S, self.steps, self.coefficients)
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne
-from atlas_memory.memory.chunkwise import gradient_point, gradients, hoisted
+from atlas_memory.memory.chunkwise import by_block, by_slot, gradient_point, gradients, hoisted
 from atlas_memory.memory.omega import band, carried, decay
 from atlas_memory.memory.optimizers import Muon
 from atlas_memory.memory.pair_sum import write_pairs
+from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
 
@@ -57,14 +58,13 @@ class Segments:
 
 @dataclass(frozen=True)
 class MuonChunk:
-    """The quantities of one chunk that all matrices share.
+    """The quantities of a chunk of m tokens and s steps that all matrices share.
 
-    index: tokens that step. T, P as in `omega.py` for S_t = T_t S' + sum P u. A [g, s, 1 or D],
-    E [g, 1 or D, s, s]: accumulators behind the steps, L_s = A_s L' - sum_r E[s, r] NS(S_r).
-    since [g, m, 1 or D]: decay since the last step.
+    T [g, m, 1], P [g, m, n]: S_t = T_t S' + sum_i P[t, i] u_i, as in `omega.py`. A [g, m, 1 or D],
+    E [g, 1 or D, m, s]: at a token that steps, L = A L' - sum_r E[., r] NS(S_r). since
+    [g, m, 1 or D]: decay since the last step.
     """
 
-    index: Tensor
     T: Tensor
     P: Tensor
     A: Tensor
@@ -75,15 +75,38 @@ class MuonChunk:
 def muon_chunk(
     optimizer: Muon, alpha: Tensor, eta: Tensor, theta: Tensor, gamma: Tensor
 ) -> MuonChunk:
-    m = alpha.shape[1]
-    index = torch.arange(m, device=alpha.device)[optimizer.period - 1 :: optimizer.period]
+    m, stepping = alpha.shape[1], optimizer.stepping
     alpha = alpha if alpha.dim() == 3 else alpha[..., None]
     D_alpha, A = decay(alpha.mT), carried(alpha)
-    E = D_alpha[:, :, index][..., index] * eta[:, None, None, index]
+    E = D_alpha[..., stepping] * eta[:, None, None, stepping]
     last = (torch.arange(m, device=alpha.device) + 1) // optimizer.period
-    columns = torch.cat([A.mT[..., None], D_alpha[..., index]], dim=-1)
+    columns = torch.cat([A.mT[..., None], D_alpha[..., stepping]], dim=-1)
     since = columns.gather(3, last.view(1, 1, m, 1).expand(*columns.shape[:3], 1))[..., 0].mT
-    return MuonChunk(index, carried(theta), decay(theta) @ band(gamma), A[:, index], E, since)
+    return MuonChunk(carried(theta)[..., None], decay(theta) @ band(gamma), A, E, since)
+
+
+def hoist_muon(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
+    """`chunkwise.hoist` for Muon: q, k, v, alpha and T, P, A, E, since of all chunks at once."""
+    q, k, v, alpha, eta, theta, gamma = streams
+    if isinstance(spec.retention, ChannelRetention):
+        return streams
+    assert isinstance(spec.optimizer, Muon)
+    fills = (alpha, 1.0), (eta, 0.0), (theta, 0.0), (gamma, 0.0)
+    c = muon_chunk(spec.optimizer, *(by_block(x, block, fill) for x, fill in fills))
+    made = (by_slot(x, len(q)) for x in (c.T, c.P, c.A, c.E[:, 0], c.since))
+    return (q, k, v, alpha, *made)
+
+
+def _hoisted_muon(spec: MemorySpec, streams: Tensors) -> MuonChunk:
+    """What `hoist_muon` left in the streams, for a chunk that may be shorter than the others."""
+    q, k, _, alpha, *rest = streams
+    assert isinstance(spec.optimizer, Muon)
+    if isinstance(spec.retention, ChannelRetention):
+        eta, theta, gamma = rest
+        return muon_chunk(spec.optimizer, alpha, eta, theta, gamma)
+    T, P, A, E, since = rest
+    steps = q.shape[1] // spec.optimizer.period
+    return MuonChunk(T, P[..., : k.shape[1]], A, E[:, None, :, :steps], since)
 
 
 def _orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
@@ -95,25 +118,37 @@ def _orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
     return [n if n.shape == s.shape else n.mT for n, s in zip(made, S, strict=True)]
 
 
-def _behind_steps(c: MuonChunk, L: Tensor, N: Tensor) -> Tensor:
+def _behind_steps(E: Tensor, A: Tensor, L: Tensor, N: Tensor) -> Tensor:
     """L' and L behind every step, from the orthogonalized momenta N: [g, segments, out, in]."""
-    if c.E.shape[1] == 1:
-        moved = (c.E[:, 0] @ N.flatten(2)).unflatten(2, N.shape[2:])
+    if E.shape[1] == 1:
+        moved = (E[:, 0] @ N.flatten(2)).unflatten(2, N.shape[2:])
     else:
-        moved = torch.einsum("gdsr,grod->gsod", c.E, N)
-    return torch.cat([L[:, None], c.A[:, :, None] * L[:, None] - moved], dim=1)
+        moved = torch.einsum("gdsr,grod->gsod", E, N)
+    return torch.cat([L[:, None], A[:, :, None] * L[:, None] - moved], dim=1)
+
+
+def _momenta(optimizer: Muon, c: MuonChunk, S: Tensor, pairs: RankOne) -> tuple[Tensor, Tensor]:
+    """S at every token that steps, and S behind the chunk."""
+    (d, x), m, period = pairs, c.T.shape[1], optimizer.period
+    if m == period:
+        last = write_pairs(c.T[:, -1:] * S, x, d, c.P[:, -1])
+        return last[:, None], last
+    stepping = optimizer.stepping
+    S_t = c.T[:, stepping, None] * S[:, None] + accumulate(c.P[:, stepping], pairs)
+    if m % period == 0:
+        return S_t, S_t[:, -1]
+    return S_t, write_pairs(c.T[:, -1:] * S, x, d, c.P[:, -1])
 
 
 def _muon_accumulators(
     optimizer: Muon, c: MuonChunk, L: Tensors, S: Tensors, pairs: tuple[RankOne, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """For every matrix, L' and L behind every step; and S behind the chunk."""
-    T, P = c.T[:, c.index, None, None], c.P[:, c.index]
-    S_t = [T * s[:, None] + accumulate(P, p) for s, p in zip(S, pairs, strict=True)]
-    N = _orthogonal(optimizer, S_t)
-    last = c.T[:, -1, None, None]
-    ends = [write_pairs(last * s, x, d, c.P[:, -1]) for s, (d, x) in zip(S, pairs, strict=True)]
-    return [_behind_steps(c, w, n) for w, n in zip(L, N, strict=True)], ends
+    momenta = [_momenta(optimizer, c, s, p) for s, p in zip(S, pairs, strict=True)]
+    N = _orthogonal(optimizer, [at_steps for at_steps, _ in momenta])
+    E, A = c.E[:, :, optimizer.stepping], c.A[:, optimizer.stepping]
+    made = [_behind_steps(E, A, w, n) for w, n in zip(L, N, strict=True)]
+    return made, [last for _, last in momenta]
 
 
 def _muon_maps(spec: MemorySpec, c: MuonChunk, L_s: Tensor, m: int) -> Segments:
@@ -134,12 +169,12 @@ def muon_body(spec: MemorySpec) -> Body:
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        q, k, v, alpha, eta, theta, gamma = streams
+        q, k, v, alpha = streams[:4]
         half, constants = len(state) // 2, shared[0] if shared else None
         L, S = state[:half], state[half:]
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = muon_chunk(optimizer, alpha, eta, theta, gamma)
+        c = _hoisted_muon(spec, streams)
         made, ends = _muon_accumulators(optimizer, c, L, S, pairs)
         maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s in made]
         y, _ = spec.architecture.forward(maps, phi_q, q)
