@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from math import comb, factorial, sqrt
 from typing import Protocol
 
@@ -50,7 +50,7 @@ def _monomials(dk: int, degree: int) -> _Monomials:
     names = [list(combinations_with_replacement(range(dk), i)) for i in range(degree + 1)]
     flat = [name for group in names for name in group]
     steps = []
-    for lower, group in zip(names[1:], names[2:], strict=False):
+    for lower, group in pairwise(names[1:]):
         rows = {name: row for row, name in enumerate(lower)}
         parents = torch.tensor([rows[name[:-1]] for name in group])
         steps.append((parents, torch.tensor([name[-1] for name in group])))
