@@ -163,20 +163,20 @@ def _advance(model: AtlasForCausalLM, memory: Memory, tokens: Tensor) -> Memory:
     known = torch.cat([memory.last.expand(-1, 1), tokens], dim=1)
     cache = memory.cache if memory.cache.states else None
     out = model.model(known[:, :-1], past_key_values=cache, use_cache=True)
-    bits = memory.bits + _surprise(model, out.last_hidden_state, tokens)
+    bits = memory.bits + surprise(model, out.last_hidden_state, tokens).double().sum(1)
     return Memory(memory.model, out.past_key_values, tokens[:, -1:], bits)
 
 
-def _surprise(model: AtlasForCausalLM, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """Bits [rows] of all tokens; logits of a long block never exist at once."""
+def surprise(model: AtlasForCausalLM, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Bits [rows, t] of each token; logits of a long block never exist at once."""
     rows, vocabulary = len(tokens), model.config.vocab_size
     step = max(1, LOGITS // (rows * vocabulary))
-    total = torch.zeros(rows, dtype=torch.float64, device=tokens.device)
+    bits = []
     for part, target in zip(hidden.split(step, 1), tokens.split(step, 1), strict=True):
         logits = model.lm_head(part).mT
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total += F.cross_entropy(logits, target, reduction="none").double().sum(1)
-    return total * NATS
+        bits.append(F.cross_entropy(logits, target, reduction="none") * NATS)
+    return torch.cat(bits, dim=1)
 
 
 def _passes(blocks: Iterable[Block], position: int, size: int) -> Iterator[Tensor]:
