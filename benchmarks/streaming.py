@@ -5,8 +5,8 @@
     python benchmarks/streaming.py --json FILE           also writes the figures, model by model;
                                                          those of other models in FILE stay
 
-Tiny models, float32, one thread unless --threads says otherwise, random bytes as text. Speeds are
-per second of processor time, because the machine may be doing other things too. Decoding times
+Models of the shape that `make train` trains, float32, random weights, random bytes as text, one
+thread unless --threads says otherwise. Speeds are per second of processor time, because the machine may be doing other things too. Decoding times
 of different contexts are taken in turn, and the median of the rounds is shown.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ from atlas_memory.serving.reading import read_blocks
 EARLY = 100_000  # tokens after which sizes are first looked at
 SHORT, ATTENTION = 1_000, 16_384  # contexts: the short one, and transformer_plus's
 BLOCK, ROUND = 4_096, 64  # tokens of a forward pass; decoding steps of a round
+SHAPE: dict[str, Any] = {
+    "size": "tiny",
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+}
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -68,8 +76,12 @@ class Decoding:
 
 def build(variant: str) -> am.AtlasForCausalLM:
     torch.manual_seed(0)
-    config = am.AtlasConfig.from_variant(variant, size="tiny", vocab_size=256)
-    return am.AtlasForCausalLM(config).eval()
+    changes: dict[str, int] = {}
+    if variant != "transformer_plus":
+        changes |= {"memory.chunk": 64, "memory.architecture.expansion": 1}
+    if variant == "atlas":
+        changes |= {"memory.optimizer.period": 64}
+    return am.AtlasForCausalLM(am.AtlasConfig.from_variant(variant, **SHAPE, **changes)).eval()
 
 
 def text(tokens: int) -> Iterator[Tensor]:
