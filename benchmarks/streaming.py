@@ -6,8 +6,9 @@
                                                          those of other models in FILE stay
 
 Models of the shape that `make train` trains, float32, random weights, random bytes as text, one
-thread unless --threads says otherwise. Speeds are per second of processor time, because the machine may be doing other things too. Decoding times
-of different contexts are taken in turn, and the median of the rounds is shown.
+thread unless --threads says otherwise. Speeds are per second of processor time, because the machine
+may be doing other things too. Decoding times of different contexts are taken in turn, and the
+median of the rounds is shown.
 """
 
 import argparse
