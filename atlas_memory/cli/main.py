@@ -6,7 +6,17 @@ import sys
 
 import typer
 
-from atlas_memory.cli import data, experiment, generate, memorize, memory, show, tokenizer, train
+from atlas_memory.cli import (
+    data,
+    experiment,
+    generate,
+    memorize,
+    memory,
+    serve,
+    show,
+    tokenizer,
+    train,
+)
 from atlas_memory.cli import eval as eval_command
 from atlas_memory.cli import list as list_command
 
@@ -25,6 +35,7 @@ app.command("memory")(memory.run)
 app.command("generate")(generate.run)
 app.command("experiment")(experiment.run)
 app.command("eval")(eval_command.run)
+app.command("serve")(serve.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 

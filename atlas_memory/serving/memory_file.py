@@ -51,6 +51,20 @@ def save(
     sources: tuple[str, ...] = (),
     reading: dict[str, Any] | None = None,
 ) -> None:
+    _write(*_contents(memory, sources, reading or {}), Path(path))
+
+
+def to_bytes(memory: Memory) -> bytes:
+    """What `save` would write."""
+    from safetensors.torch import save as serialize
+
+    return serialize(*_contents(memory, (), {}))
+
+
+def _contents(
+    memory: Memory, sources: tuple[str, ...], reading: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header of a memory's file."""
     tensors = {"last": memory.last, "bits": memory.bits}
     states = [_take_out(s, f"layers.{i}", tensors) for i, s in enumerate(memory.cache.states)]
     plain = {
@@ -59,13 +73,13 @@ def save(
         "rows": memory.rows,
         "surprise": memory.surprise,
         "sources": sources,
-        "reading": reading or {},
+        "reading": reading,
         "states": states,
     }
     header = {name: json.dumps(value) for name, value in plain.items()}
     header = {"format": FORMAT, **header}
     tensors = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
-    _write(tensors, {**header, "checksum": _checksum(header, tensors)}, Path(path))
+    return tensors, {**header, "checksum": _checksum(header, tensors)}
 
 
 def load(path: str | Path, model: AtlasForCausalLM) -> MemoryFile:

@@ -1,0 +1,112 @@
+"""atlas serve: a model over HTTP, for OpenAI's clients and for a browser."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+
+if TYPE_CHECKING:
+    from atlas_memory.serving.engine import Capacity
+    from atlas_memory.serving.loading import Loaded
+    from atlas_memory.serving.server.app import Settings
+    from atlas_memory.serving.server.guard import Access
+    from atlas_memory.serving.server.limits import Limits
+
+TOKEN = "What every request must bear; better given as ATLAS_TOKEN, which `ps` does not show."
+MEMORY = "A memory file to keep from the start; may be given again."
+
+
+def run(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    host: Annotated[
+        str, typer.Option(help="Address; only this machine's by default.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token: Annotated[str | None, typer.Option(envvar="ATLAS_TOKEN", help=TOKEN)] = None,
+    memory: Annotated[list[Path] | None, typer.Option(help=MEMORY)] = None,
+    name: Annotated[str | None, typer.Option(help="Of the model; default: the folder's.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 32,
+    block: Annotated[int, typer.Option(min=1, help="Prompt tokens between two steps.")] = 512,
+    waiting: Annotated[int, typer.Option(min=1, help="Answers that may wait.")] = 256,
+    max_body: Annotated[float, typer.Option(min=0, help="Megabytes of a request.")] = 4,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a prompt.")] = 65_536,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 4_096,
+    max_memories: Annotated[int, typer.Option(min=0, help="Kept at once.")] = 64,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds that a request may take.")] = 300,
+    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
+    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+) -> None:
+    """Answer OpenAI's clients at /v1 and a browser at /.
+
+    Examples: atlas serve runs/quickstart; ATLAS_TOKEN=secret atlas serve runs/quickstart --host ::;
+    atlas serve runs/quickstart --memory book.memory
+    """
+    _require_extra()
+    from atlas_memory.serving.engine import Capacity
+    from atlas_memory.serving.loading import load_run
+    from atlas_memory.serving.server.limits import Limits
+
+    limits = Limits(
+        body=int(max_body * 2**20),
+        seconds=timeout,
+        prompt_tokens=max_prompt_tokens,
+        new_tokens=max_new_tokens,
+        memories=max_memories,
+    )
+    loaded = load_run(run_folder, precision, tokenizer)
+    named = name or run_folder.resolve().name
+    settings = _settings(loaded, named, limits, Capacity(rows, block, waiting), memory or [])
+    _listen(loaded, settings, host, port, token)
+
+
+def _require_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"atlas serve needs {error.name}; install it with `pip install 'atlas-memory[serve]'`"
+        ) from error
+
+
+def _settings(
+    loaded: Loaded, name: str, limits: Limits, capacity: Capacity, memories: list[Path]
+) -> Settings:
+    from atlas_memory.serving.memory_file import load
+    from atlas_memory.serving.server.app import Settings
+
+    if len(memories) > limits.memories:
+        raise ValueError(f"{len(memories)} memories given, and at most {limits.memories} are kept")
+    files = tuple(load(path, loaded.model) for path in memories)
+    if several := [
+        path for path, file in zip(memories, files, strict=True) if file.memory.rows > 1
+    ]:
+        raise ValueError(f"{several[0]} has several rows; give memories of one text each")
+    return Settings(name, limits=limits, capacity=capacity, memories=files)
+
+
+def _listen(loaded: Loaded, settings: Settings, host: str, port: int, token: str | None) -> None:
+    from dataclasses import replace
+
+    from atlas_memory.serving.server.listening import address, listen, serve
+
+    bound = listen(host, port)
+    access = _access(host, token)
+    if access.hosts is None and token is None:
+        print("atlas: no --token: whoever reaches this address may use it", file=sys.stderr)
+    url = address(bound)
+    print(f"serving {settings.name} at {url}; Ctrl-C finishes what runs and ends", file=sys.stderr)
+    serve(loaded, replace(settings, access=access), bound)
+
+
+def _access(host: str, token: str | None) -> Access:
+    from atlas_memory.serving.server.guard import LOOPBACK, Access
+
+    if token is not None and not (token and token.isascii() and token.isprintable()):
+        raise ValueError("--token: give printable ASCII, at least one character")
+    return Access(token, LOOPBACK if token is None and host in LOOPBACK else None)

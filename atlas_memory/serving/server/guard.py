@@ -1,0 +1,109 @@
+"""Guard: who may ask at all, and how large and how slow a request may be.
+
+It stands in front of everything else, so without the token nothing can be told from nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atlas_memory.serving.server.errors import ApiError
+from atlas_memory.serving.server.limits import Limits
+
+OPEN = frozenset({"/", "/page.css", "/page.js"})  # the page itself, which is the same everywhere
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Access:
+    """token: what a request must bear; None: nothing. hosts: names a request may call us by.
+
+    A page of another site could make a browser on this machine send requests; it cannot choose
+    the headers Host and Origin. hosts=None: any.
+    """
+
+    token: str | None = None
+    hosts: frozenset[str] | None = LOOPBACK
+
+    def check(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self.token is not None and scope["path"] not in OPEN:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self.token.encode()):
+                raise ApiError(401, "give the server's token as `Authorization: Bearer TOKEN`")
+        if self.hosts is not None and _name(host) not in self.hosts:
+            raise ApiError(403, "the server does not answer to this name; see `atlas serve --help`")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+            raise ApiError(403, "pages of other sites may not use this server")
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+class Guard:
+    """ASGI: checks access, then reads the body within its limits, then lets the app answer."""
+
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits) -> None:
+        self.app, self.access, self.limits = app, access, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return None
+        try:
+            self.access.check(scope)
+            body = await self._body(scope, receive)
+        except ApiError as error:
+            return await error.response()(scope, receive, send)
+        if body is not None:
+            await self.app(scope, _replayed(body, receive), send)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """All of the body; None where the client went away."""
+        told = dict(scope["headers"]).get(b"content-length", b"0")
+        if not told.isdigit() or int(told[:20]) > self.limits.body:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                return await self._read(receive)
+        except TimeoutError as error:
+            seconds = f"{self.limits.body_seconds:g}"
+            raise ApiError(408, f"the body did not arrive within {seconds} seconds") from error
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.limits.body:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self.limits.body} bytes")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece, then whatever the client does next."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay

@@ -1,0 +1,200 @@
+"""Service: a model, its engine and its memories, and the jobs that requests become."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_memory.serving.engine import Engine
+from atlas_memory.serving.jobs import Completion, Event, Failed, Finished, Job, Reading, Token
+from atlas_memory.serving.loading import Loaded
+from atlas_memory.serving.server.answers import Answer
+from atlas_memory.serving.server.errors import ApiError
+from atlas_memory.serving.server.limits import Limits
+from atlas_memory.serving.server.memories import Kept, Memories
+from atlas_memory.serving.server.protocol import Asked, Message
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
+    "{% endfor %}Assistant:"
+)
+TEMPLATE_STOPS = ("\n\nUser:",)  # a model that was never taught to stop would speak for the user
+REASONS = {"stop": "stop", "length": "length", "time": "length"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More text of answer `index`, of so many tokens, and why it ended once it has."""
+
+    index: int
+    text: str
+    reason: str | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Service:
+    """What every request works with."""
+
+    name: str
+    loaded: Loaded
+    engine: Engine
+    memories: Memories
+    limits: Limits
+
+    def require_model(self, name: str | None) -> None:
+        if name not in (None, self.name):
+            raise ApiError(404, "there is no such model; GET /v1/models names the one", "model")
+
+    async def encode(self, text: str) -> Tensor:
+        """Ids [n]; a long text is encoded beside the event loop."""
+
+        def ids() -> Tensor:
+            return _tensor(next(self.loaded.tokenizer.encode([text.encode()])))
+
+        if not text:
+            return torch.zeros(0, dtype=torch.long)
+        return ids() if len(text) < 10_000 else await asyncio.to_thread(ids)
+
+    async def chat_prompt(self, messages: Sequence[Message]) -> tuple[Tensor, tuple[str, ...]]:
+        """The tokenizer's own template, or a plain one that has to be told where to stop."""
+        from jinja2 import TemplateError
+
+        fast = self.loaded.tokenizer.fast
+        template, stops = (None, ()) if fast.chat_template else (TEMPLATE, TEMPLATE_STOPS)
+        plain = [message.plain() for message in messages]
+        render = partial(fast.apply_chat_template, plain, chat_template=template, tokenize=False)
+        try:
+            text = render(add_generation_prompt=True)
+        except TemplateError as error:
+            raise ApiError(400, f"the chat template refuses it: {error}", "messages") from error
+        return await self.encode(text), stops
+
+    def jobs(self, asked: Asked, prompts: Sequence[Tensor], tokens: int) -> list[Completion]:
+        """One for every choice of every prompt; `tokens` if the request does not say how many."""
+        copies = asked.n or 1
+        if len(prompts) * copies > self.limits.choices:
+            raise ApiError(400, f"more than {self.limits.choices} answers asked for", "n")
+        memory = self.memories.find(asked.memory).memory if asked.memory is not None else None
+        most = asked.max_tokens or tokens
+        if most > self.limits.new_tokens:
+            limit = self.limits.new_tokens
+            raise ApiError(400, f"max_tokens={most}: at most {limit} tokens", "max_tokens")
+        ends = _ends(self.loaded)
+        return [
+            Completion(self._begun(prompt, memory is None), most, memory, asked.sampling(i), ends)
+            for prompt in prompts
+            for i in range(copies)
+        ]
+
+    def _begun(self, prompt: Tensor, first: bool) -> Tensor:
+        """A prompt that the model can read; a text that begins with nothing begins as texts do."""
+        if len(prompt) > self.limits.prompt_tokens:
+            limit = self.limits.prompt_tokens
+            raise ApiError(400, f"the prompt has {len(prompt)} tokens, more than {limit}", "prompt")
+        ids = self.loaded.model.config.vocab_size
+        if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < ids:
+            raise ApiError(400, f"a token id is not in the vocabulary of {ids}", "prompt")
+        if first and not len(prompt):
+            end = self.loaded.tokenizer.end
+            if end is None:
+                raise ApiError(400, "the prompt is empty; give a text or a memory", "prompt")
+            return torch.tensor([end])
+        return prompt
+
+    async def answers(
+        self, jobs: Sequence[Completion], stops: tuple[str, ...]
+    ) -> AsyncGenerator[Piece, None]:
+        """The text of all jobs as it comes, each up to its end; leaving early cancels the rest."""
+        texts = [Answer(self.loaded.tokenizer, stops) for _ in jobs]
+        left = set(range(len(jobs)))
+        async with aclosing(self._events(jobs)) as events:
+            while left:
+                index, event = await anext(events)
+                if index not in left:
+                    continue
+                piece = _piece(index, texts[index], event)
+                if piece.reason is not None:
+                    left.discard(index)
+                yield piece
+
+    async def _events(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Event], None]:
+        heard: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+        def notify(index: int) -> Callable[[Event], None]:
+            return lambda event: heard.put_nowait((index, event))
+
+        tickets = []
+        try:
+            for index, job in enumerate(jobs):
+                tickets.append(self.engine.submit(job, notify(index), self.limits.seconds))
+            while True:
+                index, event = await heard.get()
+                if isinstance(event, Failed):
+                    raise ApiError(500, event.error)
+                yield index, event
+        except BlockingIOError as error:
+            raise ApiError(503, f"{error}; try again later") from error
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+
+    async def read(self, text: str, name: str | None, parent: Kept | None) -> Kept:
+        """Read a text as a new memory or behind an old one, which stays, and keep what it made."""
+        with self.memories.place():
+            tokens = await self.encode(text)
+            if not len(tokens):
+                raise ApiError(400, "the text is empty; give at least one character", "text")
+            before = None if parent is None else parent.memory
+            made = await self._made(Reading(tokens, before))
+            assert made.memory is not None and made.bits is not None
+            shown, unpredicted = self.limits.shown, len(tokens) - len(made.bits)
+            kept = Kept(
+                memory=made.memory,
+                name=name or "",
+                parent=None if parent is None else parent.id,
+                tokens=tokens[:shown].clone(),
+                bits=made.bits[: shown - unpredicted].clone(),
+            )
+            return self.memories.add(kept)
+
+    def fork(self, parent: Kept, name: str | None) -> Kept:
+        """The same memory under another id; memories are values, so nothing is copied."""
+        with self.memories.place():
+            return self.memories.add(parent.fork(parent.name if name is None else name))
+
+    async def _made(self, job: Reading) -> Finished:
+        async with aclosing(self._events([job])) as events:
+            _, event = await anext(events)
+        assert isinstance(event, Finished)
+        if event.reason == "time":
+            raise ApiError(503, f"not read within {self.limits.seconds:g} seconds")
+        return event
+
+
+def _piece(index: int, text: Answer, event: Event) -> Piece:
+    if isinstance(event, Token):
+        return Piece(index, text.add(event.id), "stop" if text.stopped else None, 1)
+    assert isinstance(event, Finished)
+    if event.reason == "time" and not text.tokens:
+        raise ApiError(503, "no token within the time that a request may take; try again later")
+    return Piece(index, text.end(), REASONS[event.reason])
+
+
+def _ends(loaded: Loaded) -> frozenset[int]:
+    """The tokens at which generate stops."""
+    config = loaded.model.generation_config
+    ends = None if config is None else config.eos_token_id
+    return frozenset([ends] if isinstance(ends, int) else ends or [])
+
+
+def _tensor(ids: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(ids.astype(np.int64))

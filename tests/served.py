@@ -1,0 +1,48 @@
+"""A server of a small model on a port of its own, in this process."""
+
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from saved import byte_model
+
+from atlas_memory.data.tokenizer import load_tokenizer
+from atlas_memory.serving.loading import Loaded
+
+
+def small(variant="omeganet", **overrides):
+    return Loaded(byte_model(variant, **overrides), load_tokenizer("bytes"))
+
+
+@contextmanager
+def serving(loaded=None, **settings):
+    """The address of a server that is up; at the end it shuts down as a signal would make it."""
+    from atlas_memory.serving.server.app import Settings
+    from atlas_memory.serving.server.listening import address, listen, server
+
+    bound = listen("127.0.0.1", 0)
+    running = server(loaded or small(), Settings("small", **settings))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
+    thread.start()
+    try:
+        while not running.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield address(bound)
+    finally:
+        running.should_exit = True
+        thread.join()
+        bound.close()
+
+
+def client(address, token="none", **options):
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{address}/v1", api_key=token, max_retries=0, **options)
+
+
+def open_files():
+    """Every file that this process holds open."""
+    links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    return {str(link.readlink()) for link in links}
