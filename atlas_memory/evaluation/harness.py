@@ -151,7 +151,13 @@ def _run(
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for task in tasks:
         loaded["tasks"] |= _load(manager, task)
-    results = run_harness(lm, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+    try:
+        results = run_harness(lm, loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+    except AssertionError as error:
+        # the one thing that lm-eval asserts about items: an answer fits into the length
+        raise ValueError(
+            f"an answer is longer than {lm.max_length} tokens; give a larger --max-length"
+        ) from error
     counts = results["n-samples"]
     return {t: _metrics(results["results"][t], counts[t]["effective"]) for t in tasks}
 
