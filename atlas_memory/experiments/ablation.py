@@ -1,0 +1,192 @@
+"""Ablation: every part of Atlas taken away or replaced, on language.   [Atlas Table 6]"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
+from atlas_memory.experiments.text_models import train_and_score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Row -> variant, and the one change of its configuration that the row is about.
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Atlas": ("atlas", {}),
+    "+ gated MLP memory": ("atlas_plus", {}),
+    "+ attention (MAG)": ("atlas_mag", {}),
+    "+ attention (MAL)": ("atlas_mal", {}),
+    "linear memory": ("atlas", {"memory.architecture": {"name": "matrix"}}),
+    "w/o Muon": ("atlas", {"memory.optimizer": {"name": "gradient_descent"}}),
+    "c = 1": ("atlas", {"memory.window": 1}),
+    "w/o polynomial mapping": ("atlas", {"memory.features": {"name": "identity"}}),
+}
+# Perplexity (the mean of WikiText's and LAMBADA's) and common-sense accuracy at 760M.
+PUBLISHED = {
+    "Atlas": (19.97, 52.77),
+    "+ gated MLP memory": (19.53, 53.09),
+    "+ attention (MAG)": (19.90, 53.08),
+    "+ attention (MAL)": (20.26, 52.63),
+    "linear memory": (21.03, 49.74),
+    "w/o Muon": (19.65, 52.56),
+    "c = 1": (21.98, 49.26),
+    "w/o polynomial mapping": (22.14, 50.57),
+}
+
+PRESETS: dict[str, Settings] = {
+    "smoke": {
+        "data": "python",
+        "tokenizer": "bytes",
+        "size": "tiny",
+        "changes": {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "memory.architecture.expansion": 1,
+        },
+        "parameters": 20_000,
+        "length": 32,
+        "batch": 2,
+        "steps": 2,
+        "learning_rate": 4e-3,
+        "warmup": 1,
+        "validation_tokens": 256,
+    },
+    "small": {
+        "data": "enwik8",
+        "tokenizer": "bytes",
+        "size": "tiny",
+        "changes": {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "memory.architecture.expansion": 1,
+        },
+        "parameters": 200_000,
+        "length": 256,
+        "batch": 8,
+        "steps": 250,
+        "learning_rate": 4e-3,
+        "warmup": 20,
+        "validation_tokens": 65_536,
+    },
+    "paper": {
+        "data": "HuggingFaceFW/fineweb",
+        "tokenizer": "google-t5/t5-base",
+        "size": "760m",
+        "changes": {"memory.optimizer.period": 1},
+        "parameters": None,
+        "length": 4096,
+        "batch": 128,
+        "steps": 57_000,
+        "learning_rate": 1.25e-3,
+        "warmup": 2_000,
+        "validation_tokens": 1_000_000,
+    },
+}
+
+
+def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
+    return [
+        {
+            "row": row,
+            **settings,
+            "variant": ROWS[row][0],
+            "changes": {**settings["changes"], **ROWS[row][1]},
+            "seed": seed,
+        }
+        for seed in range(seeds)
+        for row in variants
+    ]
+
+
+def bits_by_row(results: list[Result]) -> dict[str, list[float]]:
+    """Bits of every seed that stayed finite."""
+    found: dict[str, list[float]] = {}
+    for r in results:
+        bits = found.setdefault(r.cell["row"], [])
+        if r.figures["bits"] is not None:
+            bits.append(r.figures["bits"])
+    return found
+
+
+def table(results: list[Result]) -> Table:
+    found = bits_by_row(results)
+    atlas = mean(found["Atlas"]) if found.get("Atlas") else None
+    rows = []
+    for row, bits in found.items():
+        average = mean(bits) if bits else None
+        known = average is not None and atlas is not None
+        spread = f"{stdev(bits):.3f}" if len(bits) > 1 else None
+        size = next(r.figures["parameters"] for r in results if r.cell["row"] == row)
+        rows.append(
+            [
+                row,
+                None if average is None else f"{average:.3f}",
+                spread,
+                f"{average - atlas:+.3f}" if known else None,  # type: ignore[operator]
+                size,
+                f"{PUBLISHED[row][0]:.2f}",
+                f"{PUBLISHED[row][0] - PUBLISHED['Atlas'][0]:+.2f}",
+                f"{PUBLISHED[row][1]:.2f}",
+            ]
+        )
+    return Table(
+        (
+            "row",
+            "bits per byte",
+            "spread of seeds",
+            "to Atlas",
+            "parameters",
+            "paper: ppl",
+            "paper: to Atlas",
+            "paper: acc",
+        ),
+        rows,
+        ("The paper's perplexity is the mean of WikiText's and LAMBADA's at 760M.",),
+    )
+
+
+def plot(results: list[Result], figure: Figure) -> None:
+    """Differences to Atlas: ours in bits per byte, the paper's in perplexity."""
+    figure.set_size_inches(10, 4)
+    ours, theirs = figure.subplots(1, 2, sharey=True)
+    found = {row: mean(bits) for row, bits in bits_by_row(results).items() if bits}
+    names = list(found)
+    if "Atlas" in found:
+        ours.barh(names, [found[row] - found["Atlas"] for row in names], color="C0")
+    theirs.barh(names, [PUBLISHED[r][0] - PUBLISHED["Atlas"][0] for r in names], color="C1")
+    ours.set(xlabel="bits per byte more than Atlas", title="here")
+    theirs.set(xlabel="perplexity more than Atlas", title="paper, 760M")
+    ours.invert_yaxis()
+
+
+def deviations(settings: Settings) -> list[str]:
+    tokens = settings["steps"] * settings["batch"] * settings["length"]
+    return [
+        f"{settings['size']} models of about {settings['parameters'] or 760_000_000:,} parameters, "
+        f"{tokens:,} tokens of {settings['data']} at length {settings['length']}; "
+        "the paper: 760M, 30B tokens of FineWeb at length 4096",
+        f"tokenizer {settings['tokenizer']} and bits per byte instead of T5's 32K vocabulary and "
+        "perplexity; no common-sense tasks",
+        "Muon steps once a chunk unless memory.optimizer.period is 1",
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="ablation",
+    question=(
+        "Does every part of Atlas contribute: gated MLP and attention help, a linear memory, "
+        "c = 1 and no polynomial hurt?"
+    ),
+    presets=PRESETS,
+    variants=tuple(ROWS),
+    cells=cells,
+    run=train_and_score,
+    table=table,
+    plot=plot,
+    deviations=deviations,
+    choices=tuple(ROWS),
+)

@@ -1,0 +1,149 @@
+"""Effect of the window c of OmegaNet, for several lengths of the context.   [Atlas Fig. 5]"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
+from atlas_memory.experiments.text_models import train_and_score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "memory.architecture.expansion": 1,
+}
+PRESETS: dict[str, Settings] = {
+    "smoke": {
+        "windows": [1, 4],
+        "lengths": [16, 32],
+        "data": "python",
+        "tokenizer": "bytes",
+        "size": "tiny",
+        "changes": {**_SHAPE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "parameters": 20_000,
+        "tokens_a_step": 64,
+        "steps": 2,
+        "learning_rate": 4e-3,
+        "warmup": 1,
+        "validation_tokens": 256,
+    },
+    "small": {
+        "windows": [1, 2, 4, 8, 16, 32, 64],
+        "lengths": [128, 512],
+        "data": "enwik8",
+        "tokenizer": "bytes",
+        "size": "tiny",
+        "changes": _SHAPE,
+        "parameters": 200_000,
+        "tokens_a_step": 2048,
+        "steps": 150,
+        "learning_rate": 4e-3,
+        "warmup": 20,
+        "validation_tokens": 65_536,
+    },
+    "paper": {
+        "windows": [1, 2, 4, 8, 16, 32, 64],
+        "lengths": [1024, 2048, 4096, 8192],
+        "data": "HuggingFaceFW/fineweb",
+        "tokenizer": "google-t5/t5-base",
+        "size": "340m",
+        "changes": {},
+        "parameters": None,
+        "tokens_a_step": 524_288,
+        "steps": 28_600,
+        "learning_rate": 1.5e-3,
+        "warmup": 2_000,
+        "validation_tokens": 1_000_000,
+    },
+}
+OWN = ("windows", "lengths", "tokens_a_step")
+
+
+def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
+    shared = {name: value for name, value in settings.items() if name not in OWN}
+    sweep = product(range(seeds), variants, settings["lengths"], settings["windows"])
+    return [
+        {
+            "variant": variant,
+            "window": window,
+            "length": length,
+            **shared,
+            "changes": {**settings["changes"], "memory.window": window},
+            "batch": max(1, settings["tokens_a_step"] // length),
+            "seed": seed,
+        }
+        for seed, variant, length, window in sweep
+    ]
+
+
+def grouped(results: list[Result]) -> dict[tuple[str, int], dict[int, list[Result]]]:
+    """(variant, length) -> window -> results whose training stayed finite."""
+    found: dict[tuple[str, int], dict[int, list[Result]]] = {}
+    for r in results:
+        by_window = found.setdefault((r.cell["variant"], r.cell["length"]), {})
+        if r.figures["bits"] is not None:
+            by_window.setdefault(r.cell["window"], []).append(r)
+    return found
+
+
+def table(results: list[Result]) -> Table:
+    windows = sorted({r.cell["window"] for r in results})
+    rows: list[list[Any]] = []
+    for (variant, length), by_window in grouped(results).items():
+        bits = {c: mean(r.figures["bits"] for r in group) for c, group in by_window.items()}
+        ends = {c: mean(r.figures["by_position"][-1] for r in g) for c, g in by_window.items()}
+        rows.append([variant, length, "all positions", *(_shown(bits, c) for c in windows)])
+        rows.append([variant, length, "last positions", *(_shown(ends, c) for c in windows)])
+    return Table(
+        ("variant", "context", "bits per byte at", *(f"c = {c}" for c in windows)),
+        rows,
+        ("Paper (a figure without numbers): the larger c, the better, at every context length.",),
+    )
+
+
+def _shown(bits: dict[int, float], c: int) -> str | None:
+    return f"{bits[c]:.3f}" if c in bits else None
+
+
+def plot(results: list[Result], figure: Figure) -> None:
+    figure.set_size_inches(6, 4)
+    ax = figure.subplots()
+    for (variant, length), by_window in grouped(results).items():
+        points = sorted((c, r.figures["bits"]) for c, group in by_window.items() for r in group)
+        ax.plot([c for c, _ in points], [b for _, b in points], ".", color="0.7", ms=3)
+        xs = sorted(by_window)
+        ys = [mean(r.figures["bits"] for r in by_window[c]) for c in xs]
+        ax.plot(xs, ys, "o-", label=f"{variant}, context {length}")
+    ax.set_xscale("log", base=2)
+    ax.set(xlabel="local context c", ylabel="validation bits per byte")
+    ax.legend(fontsize=8)
+
+
+def deviations(settings: Settings) -> list[str]:
+    tokens = settings["steps"] * settings["tokens_a_step"]
+    return [
+        "not published, and chosen here: the model's size, the windows and the context lengths",
+        f"{settings['size']} models of about {settings['parameters'] or 340_000_000:,} parameters, "
+        f"{tokens:,} tokens of {settings['data']} each, whatever the context length",
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="window",
+    question="Does a larger local context c of the Omega rule help, at every context length?",
+    presets=PRESETS,
+    variants=("omeganet",),
+    cells=cells,
+    run=train_and_score,
+    table=table,
+    plot=plot,
+    deviations=deviations,
+    choices=("omeganet", "atlas", "atlas_plus", "swla", "titans_minus", "titans"),
+)
