@@ -71,15 +71,15 @@ def partial_file(out: Path) -> Path:
 
 
 def _require_new(out: Path, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
+    from atlas_memory.serving.memory_file import require_writable
+
+    if out.is_file():
         raise ValueError(f"{out} exists; give another --out")
+    require_writable(out)
     if partial_file(out).exists() and not resume:
         raise ValueError(
             f"{partial_file(out)} holds an interrupted reading; go on with --resume, or remove it"
         )
-    from atlas_memory.serving.memory_file import require_writable
-
-    require_writable(out)
 
 
 def _start(loaded: Loaded, out: Path, memory: Path | None, resume: bool, block: int) -> Reading:

@@ -205,7 +205,7 @@ def _rows(blocks: Iterable[Block]) -> Iterator[Tensor]:
     """Blocks as int64 [rows, t], all with the same rows."""
     rows = None
     for block in [blocks] if isinstance(blocks, Tensor | np.ndarray) else blocks:
-        ids = torch.as_tensor(np.asarray(block) if not isinstance(block, Tensor) else block)
+        ids = block if isinstance(block, Tensor) else torch.tensor(np.asarray(block))
         if not ids.numel():
             continue
         if ids.dim() > 2 or ids.is_floating_point() or ids.is_complex():
