@@ -135,17 +135,11 @@ async def completions(asked: CompletionRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.require_model(asked.model)
     prompts = [
-        await service.encode(p) if isinstance(p, str) else _ids(p) for p in asked.prompts or [""]
+        await service.encode(p) if isinstance(p, str) else torch.tensor(p, dtype=torch.long)
+        for p in asked.prompts or [""]
     ]
     jobs = service.jobs(asked, prompts, COMPLETION_TOKENS)
     return await _respond(request, Answered(service, asked, jobs, asked.stops, chat=False))
-
-
-def _ids(prompt: list[int]) -> torch.Tensor:
-    try:
-        return torch.tensor(prompt, dtype=torch.long)
-    except (OverflowError, RuntimeError) as error:
-        raise ApiError(400, "a token id is too large to be one", "prompt") from error
 
 
 @router.post("/v1/chat/completions")

@@ -20,6 +20,7 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(_whole)]
 Stop = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_whole)]
+Id = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # Fields of OpenAI's API that this server knows with one meaning only: that nothing is asked.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
@@ -65,7 +66,7 @@ class Asked(Strict):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
@@ -100,7 +101,7 @@ def _drawn(temperature: float) -> float:
 
 
 class CompletionRequest(Asked):
-    prompt: Text | list[Text] | list[int] | list[list[int]] = ""
+    prompt: Text | list[Text] | list[Id] | list[list[Id]] = ""
 
     @property
     def prompts(self) -> list[str | list[int]]:
