@@ -100,6 +100,9 @@ def _train(recipe: Recipe, folder: RunFolder, as_json: bool, resume: bool) -> No
     except (SaveError, DivergedError) as error:
         say(f"atlas: {error}")
         raise typer.Exit(1) from error
+    except OSError as error:
+        say(f"atlas: {error}; repair it, then go on with: atlas train {folder.path} --resume")
+        raise typer.Exit(1) from error
     if results is None:
         say(f"stopped; go on with: atlas train {folder.path} --resume")
         return

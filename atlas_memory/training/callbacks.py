@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from atlas_memory.training.run_folder import RunFolder
 
 LOG2E = 1 / math.log(2)
+PATIENCE = 2.0  # seconds after which a second Ctrl-C is meant
 
 
 class Metrics(TrainerCallback):
@@ -75,10 +76,10 @@ class Progress(TrainerCallback):
 
 
 class StopWhenAsked(TrainerCallback):
-    """Ctrl-C and SIGTERM: finish the step, write a checkpoint, leave. A second one kills."""
+    """Ctrl-C and SIGTERM: finish the step, write a checkpoint, leave. A later Ctrl-C kills."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.asked = say, False
+        self.say, self.asked, self.since = say, False, 0.0
         self.before: dict[int, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -89,7 +90,7 @@ class StopWhenAsked(TrainerCallback):
         if self._anyone_asked(args):
             self.asked = True
             control.should_save = control.should_training_stop = True
-            control.should_evaluate = False
+            control.should_evaluate = state.global_step >= state.max_steps
         return control
 
     def restore(self) -> None:
@@ -98,10 +99,13 @@ class StopWhenAsked(TrainerCallback):
         self.before = {}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self.say(f"{signal.Signals(number).name}: stopping after this step; once more kills")
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        """Launchers pass a signal on that the process has had already, so one at once is one."""
+        again = time.monotonic() - self.since > PATIENCE
+        if self.asked and again and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.asked:
+            self.asked, self.since = True, time.monotonic()
+            self.say(f"{signal.Signals(number).name}: stopping after this step; Ctrl-C kills")
 
     def _anyone_asked(self, args: Any) -> bool:
         """A signal may reach one process of many, and they must stop at the same step."""

@@ -167,6 +167,8 @@ def _figures(trainer: Any, prepared: Prepared, seconds: float) -> dict[str, Any]
     from atlas_memory.training.prepare import num_parameters
 
     recipe: Recipe = prepared.recipe
+    if not any("eval_loss" in entry for entry in trainer.state.log_history):
+        trainer.evaluate()
     history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     last = {k.removeprefix("eval_"): v for k, v in history[-1].items() if k != "epoch"}
     kept = ("bits_per_byte", "byte_perplexity", "accuracy", "loss", "bits_per_token")

@@ -109,6 +109,15 @@ def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream):
     assert runs.losses(tmp_path / "a") == runs.losses(tmp_path / "b")
 
 
+def test_a_run_killed_after_its_last_step_is_summed_up(tmp_path, text):
+    whole = runs.train(text, tmp_path / "a")
+    cut_back(tmp_path / "a", 6)
+    again = runs.train(text, tmp_path / "a", resume=True)
+    changing = ("seconds",)
+    for name in whole.figures.keys() - changing:
+        assert again.figures[name] == whole.figures[name], name
+
+
 def test_a_carried_memory_is_used(tmp_path, text):
     """With steps of size zero, segments read one after another are one long text."""
     from atlas_memory.training.prepare import prepare
@@ -256,6 +265,7 @@ def started(tmp_path, text, home, **changes):
 def test_stopping_writes_a_checkpoint_and_leaves_quietly(tmp_path, text, home, number):
     process = started(tmp_path, text, home, train__steps=2000, train__save_every=2000)
     process.send_signal(number)
+    process.send_signal(number)  # as `timeout` and torchrun do
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "go on with: atlas train" in said
