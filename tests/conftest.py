@@ -1,4 +1,9 @@
-"""What holds for every test: reproducible, one thread, and no read of uninitialised memory."""
+"""What holds for every test: reproducible, offline, one thread, no uninitialised memory."""
+
+import os
+
+# The hub is read when huggingface_hub is imported; without it a wrong name is tried for a minute.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from hypothesis import settings
