@@ -27,8 +27,9 @@ from atlas_memory.layers.feed_forward import SwiGLU
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.memory import L2, MLP, Huber, Matrix, MemorySpec, Momentum, Muon, NoRetention
+from atlas_memory.tasks.mqar import MQAR
 
-VOCABULARY, LENGTH, PAIRS = 128, 64, 8
+TASK = MQAR(vocabulary=128, length=64, pairs=8)
 DIM, HEADS, LAYERS, BATCH = 64, 2, 2, 32
 LEARNING_RATE, WARMUP, REPORT = 3e-3, 50, 50
 PASSED, ENOUGH = 0.97, 0.99
@@ -61,26 +62,10 @@ class Result:
     seconds: float
 
 
-def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k1 v1 .. k8 v8, then every key once more at a random place; its label is its value.
-
-    Keys are from the lower half of the vocabulary, values from the upper, 0 fills the gaps. The
-    answer is not shown in the input.
-    """
-    half, slots = VOCABULARY // 2, LENGTH // 2 - PAIRS
-
-    def choose(among: int) -> Tensor:
-        return torch.rand(count, among, generator=generator).argsort(dim=1)[:, :PAIRS]
-
-    keys, values = 1 + choose(half - 1), half + choose(half)
-    near_first = torch.arange(1, slots + 1).float() ** -0.99
-    asked = 2 * PAIRS + 2 * torch.multinomial(
-        near_first.expand(count, slots), PAIRS, generator=generator
-    )
-    ids = torch.zeros(count, LENGTH, dtype=torch.long)
-    ids[:, : 2 * PAIRS] = torch.stack([keys, values], dim=2).flatten(1)
-    ids.scatter_(1, asked, keys)
-    return ids, torch.full_like(ids, -100).scatter_(1, asked, values)
+def draw(step: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Batch number `step` of a seed: ids and labels [count, 64]."""
+    ids, labels = TASK.draws(count, (seed,), step * count)
+    return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
 class Block(nn.Module):
@@ -98,8 +83,8 @@ class Block(nn.Module):
 
 def build(row: str) -> nn.Sequential:
     blocks = [Block(ROWS[row]()) for _ in range(LAYERS)]
-    head = nn.Linear(DIM, VOCABULARY, bias=False)
-    return nn.Sequential(nn.Embedding(VOCABULARY, DIM), *blocks, RMSNorm(DIM), head)
+    head = nn.Linear(DIM, TASK.vocabulary, bias=False)
+    return nn.Sequential(nn.Embedding(TASK.vocabulary, DIM), *blocks, RMSNorm(DIM), head)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
@@ -133,7 +118,7 @@ def learn(
 
 @torch.no_grad()
 def recall(model: nn.Module, seed: int) -> float:
-    ids, labels = draw(512, torch.Generator().manual_seed(10**6 + seed))
+    ids, labels = draw(0, 512, 10**6 + seed)
     asked = labels >= 0
     right = torch.cat([model(part).argmax(-1) for part in ids.split(64)]) == labels
     return right[asked].float().mean().item()
@@ -141,12 +126,12 @@ def recall(model: nn.Module, seed: int) -> float:
 
 def run(row: str, seed: int, steps: int) -> Result:
     torch.manual_seed(seed)
-    model, generator = build(row), torch.Generator().manual_seed(1000 + seed)
-    optimizer, begin, passed, window = optimizer_of(model), time.perf_counter(), None, []
+    model, begin, passed, window = build(row), time.perf_counter(), None, []
+    optimizer = optimizer_of(model)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * schedule(step, steps)
-        loss, right = learn(model, *draw(BATCH, generator), optimizer)
+        loss, right = learn(model, *draw(step, BATCH, 1000 + seed), optimizer)
         window = [*window[1 - REPORT :], right]
         mean = sum(window) / len(window)
         if (step + 1) % REPORT == 0:

@@ -8,17 +8,12 @@ import numpy as np
 import torch
 
 from atlas_memory.data.windows import Example, mix
-
-POWER = 0.01  # how closely the questions follow the pairs: the n-th slot has weight n^(POWER - 1)
+from atlas_memory.tasks.mqar import MQAR
 
 
 @dataclass(frozen=True)
 class Recall:
-    """k1 v1 k2 v2 .. and then every key once more, somewhere; its value is to be predicted.
-
-    Keys are 1 .. vocab_size / 2 - 1, values the upper half, 0 fills the gaps. Example n is a
-    function of n and the seed.
-    """
+    """MQAR for a trainer of language models; example n is a function of n and the seed."""
 
     length: int
     pairs: int
@@ -27,15 +22,13 @@ class Recall:
     count: int
 
     def __post_init__(self) -> None:
-        if self.pairs < 1 or 4 * self.pairs > self.length:
-            raise ValueError(
-                f"data.pairs={self.pairs}: it must be from 1 to a quarter of data.length, "
-                f"{self.length // 4}"
-            )
-        if self.vocab_size // 2 <= self.pairs:
-            raise ValueError(
-                f"data.pairs={self.pairs} does not fit half of a vocabulary of {self.vocab_size}"
-            )
+        try:
+            self.task()
+        except ValueError as error:
+            raise ValueError(f"data.{error}") from error
+
+    def task(self) -> MQAR:
+        return MQAR(self.vocab_size, self.length, self.pairs)
 
     def __len__(self) -> int:
         return self.count
@@ -43,17 +36,7 @@ class Recall:
     def __getitem__(self, n: int) -> Example:
         if n >= self.count:
             raise IndexError(n)
-        random = np.random.default_rng(mix(self.seed, n))
-        half, pairs = self.vocab_size // 2, self.pairs
-        keys = 1 + random.choice(half - 1, pairs, replace=False)
-        values = half + random.choice(half, pairs, replace=False)
-        ids = np.zeros(self.length, dtype=np.int64)
-        labels = np.full(self.length, -100, dtype=np.int64)
-        ids[0 : 2 * pairs : 2], ids[1 : 2 * pairs : 2] = keys, values
-        slots = (self.length - 2 * pairs) // 2
-        weight = np.arange(1, slots + 1) ** (POWER - 1)
-        asked = 2 * pairs + 2 * random.choice(slots, pairs, replace=False, p=weight / weight.sum())
-        ids[asked] = keys
+        ids, targets = self.task().draw(np.random.default_rng(mix(self.seed, n)))
         # the label of token t + 1 is what the model says after token t
-        labels[asked + 1] = values
+        labels = np.roll(targets, 1)
         return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
