@@ -34,7 +34,7 @@ OURS = ("Omega 4", "Omega 16", "Muon", "Omega 16 + Muon")
 
 # A group of learners, [hidden layers, expansion], that share a length, rules and rates.
 _RATES = {
-    "SGD": [0.03, 0.1, 0.3],
+    "SGD": [0.03, 0.1],
     "RMSprop": [1e-4, 3e-4],
     "Adam": [3e-4, 1e-3],
 }
@@ -63,13 +63,13 @@ PRESETS: dict[str, Settings] = {
         "rank": 32,
         "window": 512,
         "groups": [
-            {"learners": [[2, 1], [3, 1]], "length": 2048, "rates": _RATES},
+            {"learners": [[2, 1], [3, 1]], "length": 1024, "rates": _RATES},
             {
                 "learners": [[2, 4], [3, 4]],
-                "length": 1024,
+                "length": 768,
                 "rates": {"SGD": [0.1], "RMSprop": [1e-4], "Adam": [3e-4]},
             },
-            {"learners": [[2, 1]], "length": 2048, "rates": _OUR_RATES},
+            {"learners": [[2, 1]], "length": 1024, "rates": _OUR_RATES},
         ],
     },
     "paper": {
