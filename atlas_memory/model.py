@@ -22,6 +22,7 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.rows import Rows
 from atlas_memory.layers.state import State
+from atlas_memory.memory.tracing import untraced, untraced_frame
 
 
 class AtlasPreTrainedModel(PreTrainedModel):
@@ -59,6 +60,7 @@ class AtlasModel(AtlasPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
+    @untraced_frame
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -87,6 +89,7 @@ class AtlasModel(AtlasPreTrainedModel):
             hidden_states=tuple(map(rows.unpack, hidden)) if output_hidden_states else None,
         )
 
+    @untraced_frame
     def _run(
         self, x: Tensor, states: tuple[State, ...], rows: Rows
     ) -> tuple[Tensor, list[State], list[Tensor]]:
@@ -104,6 +107,7 @@ class AtlasModel(AtlasPreTrainedModel):
         x = self.norm(x)
         return x, after, [*hidden, x]
 
+    @untraced
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
@@ -115,7 +119,7 @@ class AtlasModel(AtlasPreTrainedModel):
             )
         if input_ids is None:
             return given
-        if not torch.compiler.is_compiling() and not input_ids.is_meta:
+        if not input_ids.is_meta:
             _check_ids(input_ids, self.embed_tokens.num_embeddings)
         embedded: Tensor = self.embed_tokens(input_ids)
         return embedded
@@ -125,6 +129,7 @@ class AtlasModel(AtlasPreTrainedModel):
         """What two models must have in common to share a cache."""
         return self.config.fingerprint()
 
+    @untraced
     def _checked(self, cache: AtlasCache | None, batch: int) -> AtlasCache:
         if cache is None:
             return AtlasCache()
@@ -164,6 +169,7 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         self.post_init()
 
     @can_return_tuple
+    @untraced_frame
     def forward(
         self,
         input_ids: Tensor | None = None,

@@ -25,6 +25,7 @@ from atlas_memory.layers.softmax import attend, visibility
 from atlas_memory.layers.state import LayerState
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.feature_maps import Exponential
+from atlas_memory.memory.tracing import untraced, untraced_frame
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class MemoryAsContext(nn.Module):
         if self.persistent is not None:
             nn.init.normal_(self.persistent)
 
+    @untraced_frame
     def forward(
         self,
         x: Tensor,  # [b, t, dim]
@@ -110,6 +112,7 @@ class MemoryAsContext(nn.Module):
         after = next_position(position, x.shape[1], starts, piece.lengths)
         return y, ContextState(memory, weights, cache, after)
 
+    @untraced
     def recall(self, x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
         """What a memory with fixed matrices answers to the tokens x, nothing being written."""
         layer = self.memory
@@ -119,13 +122,14 @@ class MemoryAsContext(nn.Module):
         recalled: Tensor = layer.read_out(x, y)
         return recalled
 
+    @untraced
     def _weights(self, piece: Piece, state: ContextState | None, batch: int) -> tuple[Tensor, ...]:
         """The matrices as they were when each row's open segment began."""
         first = tuple(w.expand(batch, *w.shape) for w in self.memory.initial_weights())
         if state is None:
             return first
-        begins, looking = piece.begins, not torch.compiler.is_compiling()
-        if begins is not None and looking and not bool(begins.any()):
+        begins = piece.begins
+        if begins is not None and not bool(begins.any()):
             return state.recalled_from
         weights = state.memory.memory.weights
         if piece.starts is not None:

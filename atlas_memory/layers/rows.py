@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atlas_memory.layers.documents import Lengths, Starts, valid_tokens
+from atlas_memory.memory.tracing import untraced
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Rows:
     order: Tensor | None = None
 
     @staticmethod
+    @untraced
     def read(
         shape: tuple[int, int], mask: Tensor | None, position: Tensor | None, seen: int
     ) -> Rows:
@@ -32,7 +34,7 @@ class Rows:
         exist. A document begins where a position is 0, and at the first token of all.
         """
         valid = None if mask is None else _valid(mask, shape, seen)
-        if valid is not None and not torch.compiler.is_compiling() and bool(valid.all()):
+        if valid is not None and bool(valid.all()):
             valid = None
         lengths = order = None
         if valid is not None:
@@ -40,14 +42,17 @@ class Rows:
             order = torch.argsort((~valid).to(torch.int8), dim=1, stable=True)
         return Rows(_starts(position, shape, order, lengths, seen), lengths, order)
 
+    @untraced
     def pack(self, x: Tensor) -> Tensor:
         """Move the padding of x [b, t, ...] to the right end."""
         return x if self.order is None else _pick(x, self.order)
 
+    @untraced
     def unpack(self, x: Tensor) -> Tensor:
         """Move every token back to where it was."""
         return x if self.order is None else _pick(x, self.order.argsort(dim=1))
 
+    @untraced
     def targets(self, labels: Tensor) -> Tensor:
         """Labels without those that nothing predicts: padding, and the first of a document."""
         if self.starts is None and self.lengths is None:
@@ -100,8 +105,6 @@ def _starts(
         starts = F.pad(starts[:, 1:], (1, 0))
     if lengths is not None:
         starts = starts & valid_tokens(shape[1], lengths)
-    if torch.compiler.is_compiling():
-        return starts
     _check_counting(position, lengths)
     return starts if bool(starts.any()) else None
 

@@ -22,13 +22,14 @@ from atlas_memory.memory.scan import Body, Plan, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
 from atlas_memory.memory.tokens import Tokens
+from atlas_memory.memory.tracing import untraced
 
 FORMS = ("chunkwise", "recurrent")
 KEPT_BYTES = 2**30
 _compiles = False
 
 
-@torch.compiler.disable(reason="a graph of all chunks takes minutes")  # type: ignore[untyped-decorator]
+@untraced
 def memorize(
     q: Tensor,
     k: Tensor,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import carried, decay
+from atlas_memory.memory.tracing import untraced
 
 BLOCK = 32
 
@@ -53,7 +54,7 @@ class MesaState:
         )
 
 
-@torch.compiler.disable(reason="a graph of all blocks takes minutes")  # type: ignore[untyped-decorator]
+@untraced
 def mesa(
     q: Tensor,
     k: Tensor,
