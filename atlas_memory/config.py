@@ -111,19 +111,16 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
 def _override(plain: dict[str, Any], name: str, value: Any, config: type[AtlasConfig]) -> None:
     """Set one field, or by `memory.window` or a table of changes a field of the memory."""
-    head, _, rest = name.partition(".")
-    if head == "memory" and isinstance(value, dict) and plain["memory"] is not None:
-        changes = {rest: value} if rest else value
-    elif rest:
-        changes = {rest: value}
-    else:
+    head, _, path = name.partition(".")
+    changes_memory = name == "memory" and isinstance(value, dict) and plain["memory"] is not None
+    if not path and not changes_memory:
         _refuse_unknown({name: value}, config)
         plain[name] = value
         return
     if head != "memory" or plain["memory"] is None:
         raise ValueError(f"{name}={value!r}: {plain['variant']} has no memory with that field")
-    for path, change in changes.items():
-        _set(plain["memory"], path.split("."), change)
+    for field, change in ({path: value} if path else value).items():
+        _set(plain["memory"], field.split("."), change)
 
 
 def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
