@@ -18,6 +18,7 @@ _HOMES = {
     "cache": "AtlasCache",
     "model": "AtlasForCausalLM AtlasModel",
     "serving.reading": "Memory read",
+    "serving.trace": "Trace trace",
     "variants": "variants",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -10,6 +10,7 @@ from atlas_memory.cli import (
     data,
     experiment,
     generate,
+    inspect,
     memorize,
     memory,
     serve,
@@ -35,6 +36,7 @@ app.command("memory")(memory.run)
 app.command("generate")(generate.run)
 app.command("experiment")(experiment.run)
 app.command("eval")(eval_command.run)
+app.command("inspect")(inspect.run)
 app.command("serve")(serve.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
