@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NAME = "One of the experiments; without it they are listed."
 VARIANTS = "Names from `atlas list`, with commas between them."
 SET = "A setting of the preset, as name=value; may be given again."
+SO_FAR = "Report the finished cells; run nothing."
 INTERRUPTED = 130
 IN_A_FILE = 10.0  # seconds between two lines of a cell when stderr is no terminal
 
@@ -32,6 +33,7 @@ def run(
     changes: Annotated[list[str] | None, typer.Option("--set", help=SET)] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; all cores.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would run.")] = False,
+    so_far: Annotated[bool, typer.Option("--so-far", help=SO_FAR)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Train and compare, as the paper does, beside its figures.
@@ -52,7 +54,7 @@ def run(
         _plan(chosen, folder, as_json)
         return
     _threads(threads)
-    _run(chosen, folder, command, as_json)
+    _show(chosen, folder, _report(chosen, folder, command, so_far), as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -128,24 +130,31 @@ def _plan(order: Any, folder: Any, as_json: bool) -> None:
         print(f"deviation: {sentence}")
 
 
-def _run(order: Any, folder: Any, command: str, as_json: bool) -> None:
-    from atlas_memory.experiments.runner import missing, run, write_report
+def _report(order: Any, folder: Any, command: str, so_far: bool) -> dict[str, Any]:
+    from atlas_memory.experiments.runner import finished, missing, run, write_report
 
+    if so_far:
+        return write_report(order, finished(order, folder), command, folder)
     folder.prepare()
     try:
         with _Shown(order.cells(), missing(order, folder)) as shown:
             results = run(order, folder, shown)
-        report = write_report(order, results, command, folder)
+        return write_report(order, results, command, folder)
     except KeyboardInterrupt:
         print(f"stopped; go on with: {command}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         print(f"atlas: {error}; repair it, then go on with: {command}", file=sys.stderr)
         raise typer.Exit(1) from error
+
+
+def _show(order: Any, folder: Any, report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(report))
         return
     _print(report)
+    if report["missing"]:
+        print(f"\n{report['missing']} of {len(order.cells())} cells are missing")
     print(f"\n{folder.path / order.experiment.name}.json, .png")
 
 

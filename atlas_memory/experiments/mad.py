@@ -273,7 +273,8 @@ def plot(results: list[Result], figure: Figure) -> None:
     width = 0.8 / len(variants)
     for n, variant in enumerate(variants):
         place = [g + (n - (len(variants) - 1) / 2) * width for g in range(len(groups))]
-        height = [100 * _accuracy(best[task, variant][key]) for task, key in groups]
+        mine = [best.get((task, variant), {}).get(key) for task, key in groups]
+        height = [100 * _accuracy(result) if result else 0.0 for result in mine]
         axes.bar(place, height, width, label=VARIANTS[variant].title)
     for g, (task, key) in enumerate(groups):
         top = best[task, variants[0]][key].figures["ceiling"]

@@ -150,6 +150,14 @@ def run(order: Order, folder: Folder, progress: Progress) -> list[Result]:
     return results
 
 
+def finished(order: Order, folder: Folder) -> list[Result]:
+    """The results there are so far."""
+    found = [result for cell in order.cells() if (result := folder.result(cell)) is not None]
+    if not found:
+        raise ValueError(f"{folder.path} has no finished cell of {order.experiment.name} yet")
+    return found
+
+
 def _make(
     run: Callable[[Cell, Workspace], dict[str, Any]],
     cell: Cell,
@@ -194,11 +202,14 @@ def report(order: Order, results: list[Result], command: str) -> dict[str, Any]:
         "deviations": order.experiment.deviations(order.settings),
         "table": _plain(asdict(table)),
         "seconds": round(sum(result.seconds for result in results), 1),
+        "missing": len(order.cells()) - len(results),
         "results": [asdict(result) for result in results],
     }
 
 
-def write_report(order: Order, results: list[Result], command: str, folder: Folder) -> Any:
+def write_report(
+    order: Order, results: list[Result], command: str, folder: Folder
+) -> dict[str, Any]:
     """OUT/NAME.json and OUT/NAME.png; what the JSON holds is returned."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -163,3 +163,16 @@ def test_a_plan_runs_nothing(command, tmp_path):
     assert code == 0
     assert out.startswith("3 cells, 3 of them to run")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_finished_so_far_is_reported(command, tmp_path):
+    code, _, err = command("--preset", "smoke", "--out", tmp_path, "--so-far")
+    assert code == 2
+    assert f"{tmp_path} has no finished cell of counting yet" in err
+    assert command("--preset", "smoke", "--out", tmp_path)[0] == 0
+    (tmp_path / "cells" / f"{digest(order(COUNTING, 'smoke').cells()[1])}.json").unlink()
+    code, out, err = command("--preset", "smoke", "--out", tmp_path, "--so-far")
+    assert (code, err) == (0, "")
+    assert "1 of 3 cells are missing" in out
+    assert log(tmp_path) == ["1", "2", "3"]
+    assert json.loads((tmp_path / "counting.json").read_text())["missing"] == 1
