@@ -85,6 +85,20 @@ class Background:
             left -= self.start(runs[-1][1]) - self.start(first)
         return Text(self, tuple(runs), tokens)
 
+    def with_emphasis(self, wanted: Sequence[int]) -> Background:
+        """One more book: the sentences that contain one of the wanted ids, if there are any."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        seen = np.concatenate([[0], np.cumsum(np.isin(self.ids, wanted))])
+        chosen = np.nonzero(seen[self.ends] > seen[starts])[0]
+        if not len(chosen):
+            return self
+        copies = [self.ids[starts[n] : self.ends[n]] for n in chosen]
+        ends = self.ends[-1] + np.cumsum([len(ids) for ids in copies])
+        books = np.append(self.books, len(self.ends) + len(chosen))
+        return Background(
+            np.concatenate([self.ids, *copies]), np.concatenate([self.ends, ends]), books
+        )
+
     def prefix(self, tokens: int) -> Text:
         """The first `tokens` ids, and from the beginning again where there are fewer."""
         runs, left = [], tokens

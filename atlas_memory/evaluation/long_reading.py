@@ -1,0 +1,96 @@
+"""Read texts of any length, side by side, in constant memory, and ask about them afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_memory.cache import AtlasCache
+from atlas_memory.model import AtlasForCausalLM
+
+Say = Callable[[str], None]
+
+SECONDS_BETWEEN_SAVES = 60.0
+
+
+@torch.no_grad()
+def read_through(
+    model: AtlasForCausalLM,
+    blocks: Iterable[np.ndarray[Any, Any]],
+    tokens: int,
+    say: Say,
+    keep: Path | None = None,
+) -> AtlasCache:
+    """What the model knows after the blocks [rows, t] of `tokens` tokens a row.
+
+    With `keep` it is written to that file every minute, and a second call goes on from there: it
+    must be given the same blocks. No logits are made: nothing is predicted while reading.
+    """
+    cache = AtlasCache.load(keep) if keep is not None and keep.is_file() else AtlasCache()
+    begun, saved, passed, first = time.monotonic(), time.monotonic(), 0, cache.seen
+    for block in blocks:
+        passed += block.shape[1]
+        if passed <= first:
+            continue
+        ids = torch.from_numpy(block).long().to(model.device)
+        out = model.model(ids, past_key_values=cache if cache.states else None, use_cache=True)
+        cache = out.past_key_values
+        now = time.monotonic()
+        if now - saved >= SECONDS_BETWEEN_SAVES:
+            saved = now
+            speed = len(block) * (passed - first) / (now - begun)
+            say(f"read {passed:,} of {tokens:,} tokens in {len(block)} rows, {speed:,.0f} tokens/s")
+            if keep is not None:
+                _write(cache, keep)
+    if keep is not None:
+        keep.unlink(missing_ok=True)
+    return cache
+
+
+def _write(cache: AtlasCache, path: Path) -> None:
+    """Whole or not at all."""
+    other = path.with_name(f".{path.name}.{os.getpid()}")
+    cache.save(other)
+    os.replace(other, path)
+
+
+@torch.no_grad()
+def answer(
+    model: AtlasForCausalLM,
+    cache: AtlasCache,
+    questions: Sequence[tuple[int, Sequence[int]]],
+    new_tokens: int = 1,
+) -> list[list[int]]:
+    """The most probable continuation of each question, (row, ids), by `new_tokens` ids.
+
+    Every question is asked of the memory as it was after the text: none sees another.
+    """
+    answers: list[list[int]] = [[] for _ in questions]
+    for length in sorted({len(ids) for _, ids in questions}):
+        same = [n for n, (_, ids) in enumerate(questions) if len(ids) == length]
+        rows = torch.tensor([questions[n][0] for n in same], device=model.device)
+        ids = torch.tensor([list(questions[n][1]) for n in same], device=model.device)
+        for n, said in zip(
+            same, _continue(model, cache.select(rows), ids, new_tokens), strict=True
+        ):
+            answers[n] = said
+    return answers
+
+
+def _continue(
+    model: AtlasForCausalLM, cache: AtlasCache, ids: Tensor, new_tokens: int
+) -> list[list[int]]:
+    said: list[Tensor] = []
+    for _ in range(new_tokens):
+        out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache, ids = out.past_key_values, out.logits[:, -1:].argmax(dim=-1)
+        said.append(ids)
+    plain: list[list[int]] = torch.cat(said, dim=1).tolist()
+    return plain

@@ -1,0 +1,201 @@
+"""What the experiments with long texts share: small models, a curriculum, lengths up to millions.
+
+A model has two layers: attention over a few tokens, which tells a word what sentence it stands in,
+and the mixer under test. It is trained on texts of at most some thousand tokens, with a price on
+writing and forgetting: what a memory must not do on ten million tokens of background costs
+nothing measurable on four thousand, so nothing else would teach it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atlas_memory.tasks.background import Background, Encode, without_markup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from atlas_memory.model import AtlasForCausalLM
+
+Batch = tuple["Tensor", "Tensor", float]
+Lesson = Callable[[int, int, np.random.Generator], tuple[Any, Any]]
+
+# Titans in the arrangement of Atlas' row, which the package has no name for.
+TITANS_MAC = "titans_mac"
+FLOOR = 1e-8  # a gate below it is closed: ten million of them add up to a tenth
+
+
+def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCausalLM:
+    """Local attention, then the variant's own mixer."""
+    from atlas_memory.blocks import MAC, Attention
+    from atlas_memory.config import AtlasConfig
+    from atlas_memory.model import AtlasForCausalLM
+    from atlas_memory.variants import VARIANTS
+
+    base = "titans" if variant == TITANS_MAC else variant
+    mixer = MAC(cell["segment"]) if variant == TITANS_MAC else VARIANTS[base].mixers[0]
+    if isinstance(mixer, MAC):
+        mixer = MAC(cell["segment"], persistent=0)  # [Atlas Sec. 6.2]: no persistent tokens
+    elif isinstance(mixer, Attention) and mixer.window is not None:
+        mixer = replace(mixer, window=cell["segment"])
+    config = AtlasConfig.from_variant(
+        base,
+        size="tiny",
+        vocab_size=vocabulary,
+        hidden_size=cell["dim"],
+        intermediate_size=2 * cell["dim"],
+        num_attention_heads=cell["heads"],
+        num_hidden_layers=2,
+        mixers=[Attention(window=cell["local"], conv=4), mixer],
+        tie_word_embeddings=False,
+        initializer_range=0.5,
+    )
+    config.memory = _sized(config.memory, cell)
+    return AtlasForCausalLM(config)
+
+
+def _sized(memory: dict[str, Any] | None, cell: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A deep memory with the chunk, window and expansion of the settings; others as they are."""
+    if memory is None or memory["architecture"]["name"] == "matrix":
+        return memory
+    sized = dict(memory, chunk=cell["segment"])
+    sized["architecture"] = dict(memory["architecture"], expansion=cell["expansion"])
+    if memory["window"] > 1:
+        sized["window"] = cell["omega"]
+    if memory["optimizer"]["name"] == "muon":
+        sized["optimizer"] = dict(memory["optimizer"], period=cell["segment"])
+    return sized
+
+
+class Price:
+    """How far the gates of a model stand open, in nats above FLOOR: steps and forgetting."""
+
+    def __init__(self, model: AtlasForCausalLM) -> None:
+        from atlas_memory.layers.projections import GateProjections
+
+        self.seen: list[Tensor] = []
+        for module in model.modules():
+            if isinstance(module, GateProjections):
+                module.register_forward_hook(self._see)
+
+    def _see(self, module: Any, inputs: Any, gates: Any) -> None:
+        open_gates = [gates.eta] if gates.alpha is None else [gates.eta, 1 - gates.alpha]
+        if module.training:
+            self.seen += [(x.clamp(min=FLOOR) / FLOOR).log().flatten() for x in open_gates]
+
+    def take(self) -> Tensor | float:
+        import torch
+
+        seen, self.seen = self.seen, []
+        return torch.cat(seen).mean() if seen else 0.0
+
+
+def train(
+    model: AtlasForCausalLM,
+    cell: Mapping[str, Any],
+    lesson: Lesson,
+    folder: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Through all stages of the curriculum: [shortest, longest, questions, tokens a batch, steps]."""
+    from atlas_memory.experiments.fit import fit, labelled_loss
+
+    price = Price(model)
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        ids, labels, weight = batch
+        answers = labelled_loss(model, (ids, labels))
+        return answers + weight * price.take()
+
+    fitted = fit(
+        model,
+        lambda step: batch_of(cell, step, lesson),
+        steps=sum(stage[-1] for stage in cell["stages"]),
+        learning_rate=cell["rate"],
+        warmup=30,
+        final=0.1 * cell["rate"],
+        loss=loss,
+        every=50,
+        folder=folder,
+        say=say,
+    )
+    return {"loss": fitted.last["loss"], "steps": fitted.steps, "finite": fitted.finite}
+
+
+def batch_of(cell: Mapping[str, Any], step: int, lesson: Lesson) -> Batch:
+    """The batch of a step: one length for all rows, drawn from those of the stage."""
+    import torch
+
+    number, (shortest, longest, questions, tokens, _) = _stage(cell["stages"], step)
+    random = np.random.default_rng([cell["seed"], step])
+    length = int(random.integers(shortest, longest + 1))
+    rows = [lesson(length, questions, random) for _ in range(max(1, tokens // length))]
+    ids, labels = (torch.from_numpy(np.stack(part)).long() for part in zip(*rows, strict=True))
+    return ids, labels, cell["price"] if number else 0.0
+
+
+def _stage(stages: list[list[int]], step: int) -> tuple[int, list[int]]:
+    for number, stage in enumerate(stages):
+        if step < stage[-1]:
+            return number, stage
+        step -= stage[-1]
+    raise ValueError(f"step {step} is behind the last stage")
+
+
+def measure(
+    lengths: list[list[int]],
+    at_length: Callable[[int, int, Path], dict[str, Any]],
+    folder: Path,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """at_length(tokens, samples, file to keep a reading in) for every length, each only once."""
+    path = folder / "lengths.json"
+    done: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    for tokens, samples in lengths[len(done) :]:
+        done.append(at_length(tokens, samples, folder / f"reading-{tokens}.safetensors"))
+        say(f"{tokens:,} tokens: {done[-1]['accuracy']:.3f}")
+        folder.mkdir(parents=True, exist_ok=True)
+        other = path.with_name(f".{path.name}.{os.getpid()}")
+        other.write_text(json.dumps(done))
+        os.replace(other, path)
+    return done
+
+
+def backgrounds(
+    cell: Mapping[str, Any], encode: Encode, others: range, say: Callable[[str], None]
+) -> tuple[Background, Background]:
+    """Sentences to train on and others to test on, of the cell's corpus; "noise" is made up."""
+    if cell["corpus"] == "noise":
+        made = (Background.noise(list(others), np.random.default_rng([7, n])) for n in range(2))
+        return next(made), next(made)
+    from atlas_memory.data.corpus import find_source
+
+    train, test = find_source(cell["corpus"], "text", say)
+    if test is None:
+        raise ValueError(
+            f"corpus={cell['corpus']!r} has no file whose name begins with valid or test; "
+            "the text to test on must not be the one to train on"
+        )
+    most = int(cell["megabytes"] * 1e6)
+    return tuple(Background.from_texts(_texts(s.documents(), most), encode) for s in (train, test))  # type: ignore[return-value]
+
+
+def _texts(documents: Iterable[Iterable[bytes]], most: int) -> Iterator[str]:
+    """Documents as text without markup, until there are `most` bytes."""
+    for document in documents:
+        pieces = []
+        for piece in document:
+            pieces.append(piece[:most])
+            most -= len(pieces[-1])
+            if most <= 0:
+                break
+        yield without_markup(b"".join(pieces).decode(errors="replace"))
+        if most <= 0:
+            return
