@@ -78,8 +78,8 @@ PRESETS = {
     "smoke": SMALL
     | {
         "vocabulary": 32,
-        "train": [[128, 32, 4]],
-        "test": [[16, 32, 4], [16, 24, 2]],
+        "train": [[32, 32, 4]],
+        "test": [[8, 32, 4], [8, 24, 2]],
         "widths": {"": [8]},
         "rates": [1e-2],
         "base_conv": True,
@@ -304,7 +304,7 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
     """Where the settings differ from the published protocol."""
     said = [
         "mixers are those of this package: they start as there, have their short convolutions "
-        "and (attention) rotary positions; no dropout",
+        "and (attention) rotary positions; no dropout; gradients are clipped at 1",
         "Atlas gives no figures for this experiment, only a picture",
     ]
     near = PRESETS["deltanet"] if settings["train"] == PRESETS["deltanet"]["train"] else PAPER
