@@ -111,14 +111,13 @@ class AtlasModel(AtlasPreTrainedModel):
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
-        given = inputs_embeds if input_ids is None else input_ids
-        assert given is not None
-        if given.shape[1] == 0:
-            raise ValueError(
-                f"the text is empty: {tuple(given.shape)} has no token; give at least one"
+        if inputs_embeds is not None:
+            _check_text(
+                "inputs_embeds", inputs_embeds, f"[rows, tokens, {self.config.hidden_size}]"
             )
-        if input_ids is None:
-            return given
+            return inputs_embeds
+        assert input_ids is not None
+        _check_text("input_ids", input_ids, "[rows, tokens]")
         if not input_ids.is_meta:
             _check_ids(input_ids, self.embed_tokens.num_embeddings)
         embedded: Tensor = self.embed_tokens(input_ids)
@@ -148,7 +147,16 @@ class AtlasModel(AtlasPreTrainedModel):
         return cache
 
 
+def _check_text(name: str, given: Tensor, shape: str) -> None:
+    if given.ndim != shape.count(",") + 1:
+        raise ValueError(f"{name} has shape {list(given.shape)}; give {shape}")
+    if given.shape[1] == 0:
+        raise ValueError(f"the text is empty: {tuple(given.shape)} has no token; give at least one")
+
+
 def _check_ids(input_ids: Tensor, vocabulary: int) -> None:
+    if input_ids.is_floating_point():
+        raise ValueError(f"input_ids is {input_ids.dtype}; give whole numbers, torch.long")
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocabulary:
         wrong = low if low < 0 else high

@@ -1,9 +1,11 @@
 """A user's mistake costs one sentence that names the value and what would be right."""
 
+import json
+
 import pytest
 import torch
 from models import build, shared, text
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.config import AtlasConfig
@@ -46,6 +48,18 @@ def test_a_config_with_an_unknown_field():
         AtlasConfig(widow=3)
 
 
+def test_a_saved_config_with_an_unknown_field(tmp_path):
+    shared("omeganet").config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    plain = json.loads(file.read_text())
+    file.write_text(json.dumps({**plain, "widow": 3}))
+    with pytest.raises(ValueError, match="unknown field 'widow' of AtlasConfig; choose from: var"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    file.write_text(json.dumps({**plain, "memory": {**plain["memory"], "widow": 3}}))
+    with pytest.raises(ValueError, match=r"unknown field 'widow' of MemorySpec.*'window'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_a_memory_that_is_missing():
     with pytest.raises(ValueError, match="needs a memory, got memory=None"):
         build("omeganet", memory=None)
@@ -77,9 +91,26 @@ def test_an_empty_text(model):
         model.generate(text(model, 2, 2), attention_mask=mask, max_new_tokens=2)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"input_ids": torch.zeros(5).long()}, r"input_ids has shape \[5\]; give \[rows, tokens\]"),
+        ({"input_ids": torch.zeros(1, 2, 3).long()}, r"input_ids has shape \[1, 2, 3\]"),
+        ({"input_ids": torch.zeros(1, 2)}, "input_ids is torch.float32; give whole numbers"),
+        ({"inputs_embeds": torch.zeros(1, 2)}, r"give \[rows, tokens, 16\]"),
+        ({"inputs_embeds": torch.zeros(1, 0, 16)}, "the text is empty"),
+    ],
+)
+def test_a_text_of_another_shape(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        shared("omeganet")(**wrong)
+
+
 def test_ids_and_embeddings_at_once(model):
-    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
-        model(None)
+    ids = text(model, 1, 3)
+    for both in ({}, {"input_ids": ids, "inputs_embeds": model.get_input_embeddings()(ids)}):
+        with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+            model(**both)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 5), (2, 2, 5)])

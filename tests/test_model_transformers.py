@@ -1,4 +1,4 @@
-"""What users of transformers expect of a model: a few variants, every corner."""
+"""What users of transformers expect of a model: every corner, of every kind of state."""
 
 import pytest
 import torch
@@ -8,13 +8,22 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import DataCollatorWithFlattening, PreTrainedTokenizerFast, pipeline
 
 from atlas_memory.cache import AtlasCache
+from atlas_memory.variants import variants
 
 KINDS = ["transformer_plus", "swa", "gated_deltanet", "omeganet", "deeptransformer"]
 KINDS += ["atlas_mac", "samba", "gated_deltanet_h2"]
+# The variants that are not the first of their kind of state run in `make test-all`.
+EVERY = [
+    name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in variants()
+]
+EVERY_BUT_ONE = [
+    name if name == "omeganet" else pytest.param(name, marks=pytest.mark.slow)
+    for name in variants()
+]
 CLOSE = {"rtol": 0, "atol": 1e-9}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=EVERY)
 def model(request):
     return shared(request.param)
 
@@ -71,6 +80,17 @@ def test_a_conversation_goes_on_from_its_cache(model):
         only_new, attention_mask=mask, past_key_values=said.past_key_values, **options
     )
     assert third.sequences[:, only_new.shape[1] :].tolist() == fresh.sequences[:, -5:].tolist()
+
+
+def test_beams_go_on_from_a_cache(model):
+    ids = text(model, 1, 11)
+    cache = model(ids[:, :7], use_cache=True).past_key_values
+    beams = {"num_beams": 3, "max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(ValueError, match=r"holds 1 rows and the input 3; .*select"):
+        model.generate(ids, past_key_values=cache, **beams)
+    forked = cache.select(torch.zeros(3, dtype=torch.long))
+    again = model.generate(ids, past_key_values=forked, **beams)
+    assert again.tolist() == model.generate(ids, **beams).tolist()
 
 
 def test_a_cache_is_a_value(model, tmp_path):
@@ -134,9 +154,10 @@ def test_autocast(model):
     assert (out.logits.double() - logits(model, ids)).abs().mean() < 0.1
 
 
+@pytest.mark.parametrize("variant", EVERY_BUT_ONE)
 @pytest.mark.parametrize("tied", [True, False])
-def test_resizing_the_vocabulary(tied):
-    model = build("omeganet", tie_word_embeddings=tied)
+def test_resizing_the_vocabulary(variant, tied):
+    model = build(variant, tie_word_embeddings=tied)
     ids = text(model, 1, 9)
     before = logits(model, ids)
     model.resize_token_embeddings(60)
@@ -174,22 +195,24 @@ def test_rows_as_the_flattening_collator_packs_them(model):
     torch.testing.assert_close(out.logits, alone, rtol=0, atol=1e-7)
 
 
-def test_text_generation_pipeline(byte_tokenizer):
-    model = build("omeganet", vocab_size=256).float()
+@pytest.mark.parametrize("variant", EVERY_BUT_ONE)
+def test_text_generation_pipeline(variant, byte_tokenizer):
+    model = build(variant, vocab_size=256).float()
     write = pipeline("text-generation", model=model, tokenizer=byte_tokenizer)
     out = write(["a memory", "b"], max_new_tokens=4, do_sample=False, batch_size=2)
     one = write("b", max_new_tokens=4, do_sample=False)
     assert out[1][0]["generated_text"] == one[0]["generated_text"]
 
 
-@pytest.mark.parametrize("variant", ["omeganet", "gated_deltanet_h2"])
+@pytest.mark.parametrize("variant", EVERY_BUT_ONE)
 def test_lora_on_the_projections(variant, tmp_path):
     from peft import LoraConfig, PeftModel, get_peft_model
 
     model = build(variant).float()
     ids = text(model, 2, 15)
     before = logits(model, ids)
-    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
+    projections = ["q_proj", "v_proj", "in_proj", "x_proj"]  # the last two are Mamba's
+    adapted = get_peft_model(model, LoraConfig(target_modules=projections, r=2))
     torch.testing.assert_close(logits(adapted, ids), before)
     adapted.train()(input_ids=ids, labels=ids).loss.backward()
     trained = [name for name, p in adapted.named_parameters() if p.grad is not None]
@@ -204,11 +227,12 @@ def test_lora_on_the_projections(variant, tmp_path):
     assert adapted.generate(input_ids=ids, max_new_tokens=2, do_sample=False).shape == (2, 17)
 
 
-def test_lm_eval_harness(byte_tokenizer):
+@pytest.mark.parametrize("variant", EVERY_BUT_ONE)
+def test_lm_eval_harness(variant, byte_tokenizer):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    model = build("omeganet", vocab_size=256).float()
+    model = build(variant, vocab_size=256).float()
     pairs = [("a memory", " remembers"), ("it", " does"), ("", "x y")]
     requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
     scores = HFLM(pretrained=model, tokenizer=byte_tokenizer, batch_size=2).loglikelihood(requests)
