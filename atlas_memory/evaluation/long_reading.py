@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atlas_memory.blocks import suggest
 from atlas_memory.cache import AtlasCache
+from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.model import AtlasForCausalLM
+from atlas_memory.tasks.background import Hidden, in_rows
 
 Say = Callable[[str], None]
 
+BLOCK = 2_048  # tokens of a forward pass
 SECONDS_BETWEEN_SAVES = 60.0
 
 
@@ -94,3 +99,39 @@ def _continue(
         said.append(ids)
     plain: list[list[int]] = torch.cat(said, dim=1).tolist()
     return plain
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A long context and the ids behind it, whose continuation is the answer."""
+
+    context: Hidden
+    question: Sequence[int]
+
+
+def answers(
+    model: AtlasForCausalLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    plan: Mapping[str, Any],
+    say: Say,
+) -> list[str]:
+    """What the model says to each prompt; contexts of one length are read side by side."""
+    said = [""] * len(prompts)
+    for length in sorted({len(prompt.context) for prompt in prompts}):
+        same = [n for n, prompt in enumerate(prompts) if len(prompt.context) == length]
+        for some in (same[i : i + plan["batch"]] for i in range(0, len(same), plan["batch"])):
+            blocks = in_rows([prompts[n].context for n in some], BLOCK)
+            cache = read_through(model, blocks, length, say)
+            asked = [(row, prompts[n].question) for row, n in enumerate(some)]
+            for n, ids in zip(some, answer(model, cache, asked, plan["new_tokens"]), strict=True):
+                said[n] = tokenizer.fast.decode(ids)
+    return said
+
+
+def chosen(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults with the settings in their place; a name that is none of them is refused."""
+    for name in settings:
+        if name not in defaults:
+            raise ValueError(f"unknown setting {name!r}; {suggest(name, list(defaults))}")
+    return {**defaults, **settings}

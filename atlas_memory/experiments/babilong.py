@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
-from atlas_memory.experiments.long_context import TITANS_MAC, backgrounds, build, measure, train
+from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, train
 from atlas_memory.tasks import babi, babilong
+from atlas_memory.tasks.corpora import backgrounds
 from atlas_memory.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 
     torch.manual_seed(cell["seed"])
     words = babilong.vocabulary(cell["buckets"])
-    training, testing = backgrounds(cell, words.encode, words.others, workspace.say)
+    training, testing = backgrounds(
+        cell["corpus"], cell["megabytes"], words.encode, words.others, workspace.say
+    )
     # Half of the texts are sentences with a word of the task in them, which are easily confused.
     names = words.encode(" ".join([*babi.ACTORS, *babi.GIVERS, *babi.LOCATIONS, *babi.OBJECTS]))
     training = training.with_emphasis(names)
@@ -107,7 +110,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 
     begun = time.monotonic()
     fitted = train(model, cell, lesson, workspace.folder, workspace.say)
-    model.eval()
+    model.train(False)
 
     def at_length(tokens: int, samples: int, keep: Path) -> dict[str, Any]:
         return asked(model, cell, tokens, samples, testing, words, keep, workspace.say)

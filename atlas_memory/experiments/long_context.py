@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from atlas_memory.tasks.background import Background, Encode, without_markup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +102,7 @@ def train(
     folder: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Through all stages of the curriculum: [shortest, longest, questions, tokens a batch, steps]."""
+    """Through the curriculum: [shortest, longest, questions, tokens a batch, steps] a stage."""
     from atlas_memory.experiments.fit import fit, labelled_loss
 
     price = Price(model)
@@ -166,36 +164,3 @@ def measure(
         other.write_text(json.dumps(done))
         os.replace(other, path)
     return done
-
-
-def backgrounds(
-    cell: Mapping[str, Any], encode: Encode, others: range, say: Callable[[str], None]
-) -> tuple[Background, Background]:
-    """Sentences to train on and others to test on, of the cell's corpus; "noise" is made up."""
-    if cell["corpus"] == "noise":
-        made = (Background.noise(list(others), np.random.default_rng([7, n])) for n in range(2))
-        return next(made), next(made)
-    from atlas_memory.data.corpus import find_source
-
-    train, test = find_source(cell["corpus"], "text", say)
-    if test is None:
-        raise ValueError(
-            f"corpus={cell['corpus']!r} has no file whose name begins with valid or test; "
-            "the text to test on must not be the one to train on"
-        )
-    most = int(cell["megabytes"] * 1e6)
-    return tuple(Background.from_texts(_texts(s.documents(), most), encode) for s in (train, test))  # type: ignore[return-value]
-
-
-def _texts(documents: Iterable[Iterable[bytes]], most: int) -> Iterator[str]:
-    """Documents as text without markup, until there are `most` bytes."""
-    for document in documents:
-        pieces = []
-        for piece in document:
-            pieces.append(piece[:most])
-            most -= len(pieces[-1])
-            if most <= 0:
-                break
-        yield without_markup(b"".join(pieces).decode(errors="replace"))
-        if most <= 0:
-            return

@@ -63,12 +63,12 @@ KEYS = tuple(
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and the value that its answer has to contain."""
+    """A prompt, which is the context and the question, and what its answer has to contain."""
 
     needle: str
+    context: Hidden
     question: str
     value: str
-    prompt: Hidden
 
 
 def noise(encode: Encode, repetitions: int = 1) -> Background:
@@ -99,8 +99,8 @@ def sample(
         raise ValueError(f"a prompt of {tokens} tokens is too short; give at least {tokens - room}")
     text = haystack.prefix(_whole(kind, haystack, room))
     offset = text.offset(_gap(kind, text.sentences, random))
-    prompt = Hidden(text, tuple(zip((0, offset, text.tokens), parts, strict=True)))
-    return Sample(needle, after, value, prompt)
+    context = Hidden(text, ((0, parts[0]), (offset, parts[1])))
+    return Sample(needle, context, after, value)
 
 
 def values(kind: str) -> str:
