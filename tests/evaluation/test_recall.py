@@ -107,7 +107,7 @@ def test_contains_ignores_case_and_takes_any_reference():
 
 
 def test_answers_are_greedy_and_do_not_depend_on_the_batch():
-    model = byte_model(dtype=torch.float64)
+    model = byte_model("deltanet", dtype=torch.float64)
     prompts = ["one", "a much longer prompt than the others", "x"]
     together = answer(model, BYTES, prompts)
     for text, said in zip(prompts, together, strict=True):
@@ -123,13 +123,13 @@ def test_answers_are_greedy_and_do_not_depend_on_the_batch():
 
 
 def test_a_long_prompt_loses_its_beginning():
-    model = byte_model()
+    model = byte_model("deltanet")
     text = "abcdefg" * 400
     assert answer(model, BYTES, [text]) == answer(model, BYTES, [text[-2000:]])
 
 
 def test_evaluate_counts_what_contains():
-    model = byte_model()
+    model = byte_model("deltanet")
     said = answer(model, BYTES, ["one", "two"])
     asked = [Item("one", ("never said", said[0][:3])), Item("two", ("never said",))]
     lines = []
