@@ -1,0 +1,265 @@
+"""A server under load: are all answers right, does it grow, and what does batching gain?
+
+    python benchmarks/serve.py RUN                        5 minutes with 64 clients
+    python benchmarks/serve.py RUN --seconds 60           a shorter look
+    python benchmarks/serve.py RUN --json FILE            also writes the figures
+
+RUN is a folder of `atlas train`. It is served on loopback by a process of its own, with one thread
+unless --threads says otherwise. First every question is put to transformers' `generate` alone; then
+the clients, OpenAI's own, ask them all at once, some of a memory, half of them as streams, and
+compare. Where an answer differs, the two tokens are looked up in the logits: a difference that is
+no near tie is a wrong answer. Throughput is tokens per second of the server's processor time and
+of the clock, first with 1 client and then with 16.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from openai import AsyncOpenAI
+
+import atlas_memory as am
+from atlas_memory.serving.loading import Loaded, load_run
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+BOOK = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()[:6_000]
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt of some length, how long an answer is wanted, and what generate answers."""
+
+    prompt: str
+    tokens: int
+    remembers: bool
+    expected: tuple[int, ...]
+    text: str
+
+
+@dataclass
+class Tally:
+    """What the clients saw."""
+
+    answers: int = 0
+    tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+    different: list[tuple[Question, str]] = field(default_factory=list)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--questions", type=int, default=48)
+    parser.add_argument("--precision")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def ask_alone(loaded: Loaded, count: int) -> list[Question]:
+    """Prompts of 1 to 700 bytes and answers of 8 to 72 tokens; every third goes on from a book."""
+    draw = random.Random(0)
+    book = am.read(loaded.model, [[*BOOK.encode()]])
+    questions = []
+    for i in range(count):
+        start, remembers = draw.randrange(len(TEXT) - 1000), i % 3 == 2
+        prompt = TEXT[start : start + draw.choice((1, 12, 50, 150, 300, 700))]
+        tokens = draw.choice((8, 16, 40, 72))
+        ids = [*prompt.encode()]
+        given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
+        inputs: dict[str, Any] = book.inputs([ids]) if remembers else given
+        out = loaded.model.generate(  # type: ignore[operator]
+            **inputs, max_new_tokens=tokens, do_sample=False, pad_token_id=0
+        )
+        expected = out[0, inputs["input_ids"].shape[1] :].tolist()
+        text = loaded.tokenizer.fast.decode(expected)
+        questions.append(Question(prompt, tokens, remembers, tuple(expected), text))
+    return questions
+
+
+class Server:
+    """`atlas serve` as a process of its own."""
+
+    def __init__(self, run: Path, precision: str | None, threads: int) -> None:
+        command = [sys.executable, "-m", "atlas_memory.cli", "serve", str(run), "--port", "0"]
+        command += ["--precision", precision] if precision else []
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(r"at (http://\S+);", line):
+                self.address = found[1]
+                return
+        raise SystemExit("the server did not start")
+
+    def resident(self) -> int:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE
+
+    def processor_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def stop(self) -> float:
+        """Seconds until it has ended."""
+        begin = time.perf_counter()
+        self.process.terminate()
+        self.process.wait(120)
+        return time.perf_counter() - begin
+
+
+async def ask(api: AsyncOpenAI, question: Question, memory: str, stream: bool) -> tuple[str, int]:
+    body = {"memory": memory} if question.remembers else {}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": question.tokens, "extra_body": body}
+    options |= {"model": "", "prompt": question.prompt}
+    options["model"] = api.models_name  # type: ignore[attr-defined]
+    if not stream:
+        answer = await api.completions.create(**options)
+        return answer.choices[0].text, answer.usage.completion_tokens
+    text, tokens = "", 0
+    usage = {"include_usage": True}
+    async for event in await api.completions.create(**options, stream=True, stream_options=usage):
+        if event.usage:
+            tokens = event.usage.completion_tokens
+        text += "".join(choice.text for choice in event.choices)
+    return text, tokens
+
+
+async def client(
+    api: AsyncOpenAI, seed: int, questions: list[Question], memory: str, end: float, tally: Tally
+) -> None:
+    draw = random.Random(seed)
+    while time.perf_counter() < end:
+        question = draw.choice(questions)
+        try:
+            text, tokens = await ask(api, question, memory, draw.random() < 0.5)
+        except Exception as error:
+            tally.errors.append(repr(error))
+            continue
+        tally.answers += 1
+        tally.tokens += tokens
+        if text != question.text:
+            tally.different.append((question, text))
+
+
+async def load(
+    api: AsyncOpenAI, clients: int, seconds: float, questions: list[Question], memory: str
+) -> Tally:
+    tally, end = Tally(), time.perf_counter() + seconds
+    await asyncio.gather(*(client(api, i, questions, memory, end, tally) for i in range(clients)))
+    return tally
+
+
+async def watch(server: Server, sizes: list[tuple[float, int]]) -> None:
+    begin = time.perf_counter()
+    while True:
+        sizes.append((time.perf_counter() - begin, server.resident()))
+        await asyncio.sleep(1)
+
+
+async def throughput(
+    server: Server, api: AsyncOpenAI, clients: int, questions: list[Question], memory: str
+) -> dict[str, float]:
+    """Long answers to short prompts: what a decode step costs."""
+    begin, processor = time.perf_counter(), server.processor_seconds()
+    tally = await load(api, clients, 20, questions, memory)
+    clock, spent = time.perf_counter() - begin, server.processor_seconds() - processor
+    assert not tally.errors
+    return {"per_second": tally.tokens / clock, "per_processor_second": tally.tokens / spent}
+
+
+def near_tie(loaded: Loaded, question: Question, text: str) -> float | None:
+    """How far apart the logits of the two tokens are where the answers part; None: too far."""
+    found = [*text.encode()]
+    pairs = zip(found, question.expected, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if at is None or not loaded.tokenizer.is_bytes:
+        return None
+    known = ([*BOOK.encode()] if question.remembers else []) + [*question.prompt.encode()]
+    ids = torch.tensor([[*known, *question.expected[:at]]])
+    with torch.no_grad():
+        logits = loaded.model(ids, logits_to_keep=1).logits[0, -1].double()
+    gap = float((logits[found[at]] - logits[question.expected[at]]).abs())
+    best = float(logits.max() - logits[found[at]])
+    return gap if max(gap, best) < 0.01 else None
+
+
+async def measure(given: argparse.Namespace, server: Server, questions: list[Question]) -> Any:
+    api = AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=600, max_retries=0)
+    api.models_name = (await api.models.list()).data[0].id  # type: ignore[attr-defined]
+    book = await api.post("/memories", body={"text": BOOK}, cast_to=dict)
+    memory, sizes = book["id"], []
+    long = [q for q in questions if q.tokens == max(q.tokens for q in questions)]
+    long = [q for q in long if len(q.prompt) <= 50] or long
+    await load(api, 16, 3, questions, memory)
+    one = await throughput(server, api, 1, long, memory)
+    many = await throughput(server, api, 16, long, memory)
+    watcher = asyncio.create_task(watch(server, sizes))
+    begin = time.perf_counter()
+    tally = await load(api, given.clients, given.seconds, questions, memory)
+    seconds = time.perf_counter() - begin
+    watcher.cancel()
+    status = await api.get("/status", cast_to=dict)
+    return tally, sizes, seconds, {"one": one, "sixteen": many}, status
+
+
+def report(given: argparse.Namespace, loaded: Loaded, measured: Any, stop: float) -> dict[str, Any]:
+    tally, sizes, seconds, rates, status = measured
+    ties = [near_tie(loaded, question, text) for question, text in tally.different]
+    middle = [size for at, size in sizes if seconds / 5 <= at <= 2 * seconds / 5]
+    last = [size for at, size in sizes if at >= 4 * seconds / 5]
+    gain = {key: rates["sixteen"][key] / rates["one"][key] for key in rates["one"]}
+    return {
+        "clients": given.clients,
+        "seconds": seconds,
+        "precision": given.precision or "float32",
+        "answers": tally.answers,
+        "tokens": tally.tokens,
+        "errors": len(tally.errors),
+        "wrong_answers": ties.count(None),
+        "near_ties": len([tie for tie in ties if tie is not None]),
+        "widest_tie": max((tie for tie in ties if tie is not None), default=0.0),
+        "resident_second_fifth": median(middle),
+        "resident_last_fifth": median(last),
+        "throughput": rates | {"gain": gain},
+        "left_running": status["running"] + status["waiting"],
+        "seconds_to_stop": stop,
+        "first_errors": tally.errors[:3],
+    }
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    loaded = load_run(given.run, given.precision)
+    questions = ask_alone(loaded, given.questions)
+    print(f"{len(questions)} questions answered alone", file=sys.stderr)
+    server = Server(given.run, given.precision, given.threads)
+    try:
+        measured = asyncio.run(measure(given, server, questions))
+    finally:
+        stop = server.stop()
+    figures = report(given, loaded, measured, stop)
+    print(json.dumps(figures, indent=2))
+    if given.json:
+        known = json.loads(given.json.read_text()) if given.json.exists() else {}
+        given.json.write_text(json.dumps(known | {figures["precision"]: figures}, indent=2) + "\n")
+    raise SystemExit(bool(figures["errors"] or figures["wrong_answers"]))
+
+
+if __name__ == "__main__":
+    main()
