@@ -10,7 +10,8 @@ from test_model_equivalences import CLOSE
 
 from atlas_memory.blocks import MAC, MAG, MAL
 from atlas_memory.cache import AtlasCache
-from atlas_memory.variants import variants
+from atlas_memory.cli.costs import costs
+from atlas_memory.variants import VARIANTS, variants
 
 GROWING = {"attention", "transformer_plus", "deeptransformer", "swdt", "dot"}
 BOUNDED = [variant for variant in variants() if variant not in GROWING]
@@ -40,9 +41,9 @@ def test_the_cache_does_not_grow(variant):
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", BOUNDED)
 def test_the_cache_does_not_grow_in_100_000_tokens(variant):
-    model = build(variant, **NARROWEST, num_hidden_layers=1).float()
+    model = build(variant, **NARROWEST, num_hidden_layers=len(VARIANTS[variant].mixers)).float()
     thousand, many = bytes_after(model, 1_000, 100_000)
-    assert thousand == many
+    assert thousand == many == costs(model.config, context=100_000).state_bytes
 
 
 @pytest.mark.parametrize("variant", sorted(GROWING))
