@@ -81,6 +81,9 @@ PRESETS = {
 def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
     """Difficulty by difficulty, so that every variant has been seen at the first one early."""
     own = ("test", "epochs", "batch", "schedule", "stop_at", "evaluate_every", "shape")
+    for name, difficulties in settings["difficulties"].items():
+        for changes in difficulties:
+            mad.task(name, changes)
     return [
         {
             "task": name,

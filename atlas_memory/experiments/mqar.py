@@ -106,7 +106,7 @@ def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> l
     """Narrow models first; `widths` may name the widths of a variant, "" is for all others."""
     shared = {name: value for name, value in settings.items() if name not in ("widths", "rates")}
     widths = settings["widths"]
-    points = {(dim, v) for v in variants for dim in widths.get(v, widths[""])}
+    points = {(dim, v) for v in variants for dim in widths.get(v, widths.get("", []))}
     return [
         {"variant": variant, "dim": dim, "rate": rate, "seed": seed, **shared}
         for seed in range(seeds)

@@ -62,9 +62,25 @@ def order(
     for name, value in (changes or {}).items():
         if name not in settings:
             raise ValueError(f"unknown setting {name!r}; {suggest(name, list(settings))}")
+        if not _alike(value, settings[name]):
+            raise ValueError(f"{name}={value!r}: it must be of the kind of {settings[name]!r}")
         settings[name] = value
-    chosen = _variants(experiment, variants)
-    return Order(experiment, preset, settings, chosen, seeds)
+    chosen = Order(experiment, preset, settings, _variants(experiment, variants), seeds)
+    if not chosen.cells():
+        raise ValueError(f"these settings of {experiment.name} leave nothing to run")
+    return chosen
+
+
+def _alike(value: Any, usual: Any) -> bool:
+    """A number for a number, a list for a list; where either is null all is well."""
+    if value is None or usual is None:
+        return True
+    if isinstance(usual, bool) or isinstance(value, bool):
+        return type(value) is type(usual)
+    if isinstance(usual, int | float):
+        return isinstance(value, int | float)
+    kinds = [kind for kind in (str, list | tuple, Mapping) if isinstance(usual, kind)]
+    return all(isinstance(value, kind) for kind in kinds)
 
 
 def _variants(experiment: Experiment, given: Sequence[str] | None) -> tuple[str, ...]:

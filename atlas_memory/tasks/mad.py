@@ -7,7 +7,7 @@ ask for the recallable ones alone when they test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -264,8 +264,16 @@ def settings(name: str) -> list[dict[str, Any]]:
 
 def task(name: str, changes: dict[str, Any]) -> Task:
     """A task at a difficulty; "train" among the changes is the number of examples."""
+    if name not in BASELINE:
+        raise ValueError(f"unknown task {name!r} of MAD; choose from: {', '.join(TASKS)}")
+    baseline: Any = BASELINE[name]
+    known = [field.name for field in fields(baseline)]
+    for field in changes:
+        if field not in (*known, "train"):
+            raise ValueError(f"{name} has no {field!r}; choose from: {', '.join(known)}, train")
     own = {field: value for field, value in changes.items() if field != "train"}
-    return replace(BASELINE[name], **own)  # type: ignore[type-var]
+    changed: Task = replace(baseline, **own)
+    return changed
 
 
 def splits(task: Task, train: int, test: int = TEST, seed: int = SEED) -> tuple[Pair, Pair]:

@@ -25,6 +25,19 @@ def test_the_published_protocol_has_396_runs_for_each_model():
     }
 
 
+@pytest.mark.parametrize(
+    ("difficulties", "sentence"),
+    [
+        ({"memorisation": [{}]}, "unknown task 'memorisation' of MAD; choose from: in_context"),
+        ({"memorization": [{"vocab": 3}]}, "memorization has no 'vocab'; choose from: vocabulary"),
+    ],
+)
+def test_an_unknown_difficulty_is_one_sentence(difficulties, sentence):
+    settings = EXPERIMENT.presets["smoke"] | {"difficulties": difficulties}
+    with pytest.raises(ValueError, match=sentence):
+        EXPERIMENT.cells(settings, ("atlas",), 1)
+
+
 def test_the_skeleton_has_the_published_size():
     """Transformer: 2 x (4 x 128^2 + 3 x 128 x 352 + 2 x 128) + 128, embedding, head and bias."""
     model = LanguageModel("transformer_plus", 16, Shape())

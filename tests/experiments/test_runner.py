@@ -130,6 +130,12 @@ def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch):
         (["--preset", "smoke", "--seeds", "0"], "--seeds 0: there must be at least one"),
         (["--preset", "smoke", "--threads", "0"], "--threads 0: there must be at least one"),
         (["--preset", "smoke", "--set", "numers=3"], "unknown setting 'numers'; did you mean"),
+        (
+            ["--preset", "smoke", "--set", "sleep=long"],
+            "sleep='long': it must be of the kind of 0.0",
+        ),
+        (["--preset", "smoke", "--set", "numbers=3"], "numbers=3: it must be of the kind of [1, 2"),
+        (["--preset", "smoke", "--set", "numbers=[]"], "leave nothing to run"),
         (["--preset", "smoke", "--set", "sleep"], "--set 'sleep': write name=value"),
     ],
 )
