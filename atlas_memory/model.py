@@ -45,6 +45,17 @@ class AtlasPreTrainedModel(PreTrainedModel):
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
+    def compile(
+        self, *, backend: str = "inductor", mode: str | None = None, dynamic: bool | None = None
+    ) -> None:
+        """Compile the blocks in place, those that are alike once.
+
+        `torch.compile(model)` makes the same graphs and finds its way to them anew in every call.
+        """
+        for module in self.modules():
+            if isinstance(module, Block):
+                module.compile(backend=backend, mode=mode, dynamic=dynamic)
+
 
 class AtlasModel(AtlasPreTrainedModel):
     """Embedding, blocks and a final norm."""

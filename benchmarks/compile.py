@@ -33,7 +33,7 @@ import atlas_memory as am
 VARIANTS = ["transformer_plus", "swa", "mamba", "mamba2", "gated_deltanet", "titans", "omeganet"]
 VARIANTS += ["atlas", "deeptransformer"]
 CHUNKED = ["titans", "omeganet", "atlas"]  # deep memories, whose chunks can be compiled too
-ROWS, LENGTH = 2, 256
+ROWS, LENGTH = 2, 128
 PROMPT, DECODED = 32, 64
 Step = Callable[[], Any]
 
@@ -71,43 +71,38 @@ def text(length: int) -> Tensor:
 
 def train(variant: str, chunks: bool = False) -> tuple[Step, Step, Step]:
     """(eager, compiled, reset): a step returns its gradients. chunks: compile those too."""
-    model, ids = build(variant).train(), text(LENGTH)
+    eager, compiled, ids = build(variant).train(), build(variant).train(), text(LENGTH)
+    compiled.compile()
 
-    def loss(ids: Tensor) -> Tensor:
-        return model(ids, labels=ids, use_cache=False).loss
-
-    def step(loss: Callable[[Tensor], Tensor], chunks: bool) -> list[Tensor]:
+    def step(model: am.AtlasForCausalLM, chunks: bool) -> list[Tensor]:
         am.compile_chunks(chunks)
         model.zero_grad()
-        loss(ids).backward()
+        model(ids, labels=ids, use_cache=False).loss.backward()
         return [p.grad for p in model.parameters()]
 
-    compiled = torch.compile(loss)
-    return lambda: step(loss, False), lambda: step(compiled, chunks), lambda: None
+    return lambda: step(eager, False), lambda: step(compiled, chunks), lambda: None
 
 
 def decode(variant: str) -> tuple[Step, Step, Step]:
     """(eager, compiled, reset): a step reads one token and returns its logits."""
-    model, ids = build(variant).eval(), text(PROMPT + DECODED)
-    caches: dict[Any, Any] = {}
+    eager, compiled, ids = build(variant).eval(), build(variant).eval(), text(PROMPT + DECODED)
+    compiled.compile()
+    caches: dict[am.AtlasForCausalLM, am.AtlasCache] = {}
 
-    def read(ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        out = model(ids, past_key_values=cache, use_cache=True)
-        return out.logits, out.past_key_values
+    @torch.no_grad()
+    def step(model: am.AtlasForCausalLM) -> list[Tensor]:
+        cache = caches[model]
+        token = ids[:, cache.seen : cache.seen + 1]
+        out = model(token, past_key_values=cache, use_cache=True)
+        caches[model] = out.past_key_values
+        return [out.logits]
 
-    def step(read: Any) -> list[Tensor]:
-        with torch.no_grad():
-            begin = caches[read].seen
-            logits, caches[read] = read(ids[:, begin : begin + 1], caches[read])
-        return [logits]
-
+    @torch.no_grad()
     def reset() -> None:
-        with torch.no_grad():
-            caches[read] = caches[compiled] = read(ids[:, :PROMPT], None)[1]
+        caches[eager] = caches[compiled] = eager(ids[:, :PROMPT], use_cache=True).past_key_values
 
-    compiled = torch.compile(read)
     reset()
-    return lambda: step(read), lambda: step(compiled), reset
+    return lambda: step(eager), lambda: step(compiled), reset
 
 
 def measure(make: Callable[[str], tuple[Step, Step, Step]], variant: str, steps: int) -> Compiled:

@@ -10,22 +10,37 @@ from atlas_memory.variants import variants
 # torch hides this warning of its own from users, but not from a filter that makes it an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-# What is traced and when it is traced again does not depend on the backend; C++ is the slow part.
-TRACED = ["transformer_plus", "atlas"]
 
 
-@pytest.fixture
-def backend(request):
+@pytest.fixture(autouse=True)
+def fresh():
     torch.compiler.reset()
     counters.clear()
-    yield request.param
+    yield
     torch.compiler.reset()
+
+
+def compiled_model(function, model, backend):
+    """`model.compile()`: its blocks, in place."""
+    model.compile(backend=backend)
+    return function
+
+
+def compiled_function(function, model, backend):
+    """`torch.compile` around everything."""
+    return torch.compile(function, backend=backend)
 
 
 def cases():
-    fast = [pytest.param(name, "aot_eager", id=f"{name}-traced") for name in TRACED]
-    slow = [pytest.param(name, "inductor", marks=pytest.mark.compile) for name in variants()]
-    return pytest.mark.parametrize(("variant", "backend"), fast + slow, indirect=["backend"])
+    # What is traced, and when again, is the same for every backend; C++ is what takes long.
+    fast = [
+        pytest.param("transformer_plus", compiled_function, "aot_eager"),
+        pytest.param("atlas", compiled_model, "aot_eager"),
+    ]
+    slow = [(name, compiled_model, "inductor") for name in variants()]
+    slow += [(name, compiled_function, "inductor") for name in ("swa", "atlas", "atlas_mac")]
+    marked = [pytest.param(*case, marks=pytest.mark.compile) for case in slow]
+    return pytest.mark.parametrize(("variant", "compiled", "backend"), fast + marked)
 
 
 def graphs():
@@ -49,30 +64,31 @@ def gradients(model, step, ids):
 
 
 @cases()
-def test_a_compiled_training_step(variant, backend):
-    model = build(variant).float().train()
-    step = torch.compile(loss, backend=backend)
-    for length in (33, 41):
+def test_a_training_step(variant, compiled, backend):
+    model, plain = build(variant).float().train(), build(variant).float().train()
+    step = compiled(loss, model, backend)
+    # A second length is compiled for all lengths, which takes longest.
+    for length in (33, 41) if backend == "inductor" else (33,):
         ids = text(model, 2, length)
-        found = gradients(model, step, ids)
-        torch.testing.assert_close(found, gradients(model, loss, ids), **CLOSE)
+        expected = gradients(plain, loss, ids)
+        torch.testing.assert_close(gradients(model, step, ids), expected, **CLOSE)
     assert graphs() > 0
 
 
 @cases()
-def test_compiled_decoding(variant, backend):
+def test_decoding(variant, compiled, backend):
     """From token 10 across the borders of chunk, window and segment at 16 and 32.
 
     A cache that grows is traced a second time, a segment that opens too; nothing after that.
     """
-    model, made = build(variant).float(), []
-    ids, step = text(model, 2, 33), torch.compile(decode, backend=backend)
+    model, plain, made = build(variant).float(), build(variant).float(), []
+    ids, step = text(model, 2, 33), compiled(decode, model, backend)
     with torch.no_grad():
-        _, eager = decode(model, ids[:, :10], None)
-        compiled = eager
+        _, expected_cache = decode(plain, ids[:, :10], None)
+        cache = expected_cache
         for token in ids[:, 10:].split(1, dim=1):
-            expected, eager = decode(model, token, eager)
-            logits, compiled = step(model, token, compiled)
+            expected, expected_cache = decode(plain, token, expected_cache)
+            logits, cache = step(model, token, cache)
             torch.testing.assert_close(logits, expected, **CLOSE)
             made.append(graphs())
     assert made[0] > 0
@@ -80,8 +96,8 @@ def test_compiled_decoding(variant, backend):
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-@pytest.mark.parametrize("backend", ["aot_eager"], indirect=True)
-def test_layers_that_are_alike_share_their_graphs(depth, backend):
+@pytest.mark.parametrize(("compiled", "made"), [(compiled_model, 1), (compiled_function, 3)])
+def test_layers_that_are_alike_share_their_graphs(depth, compiled, made):
     model = build("transformer_plus", num_hidden_layers=depth).float().train()
-    gradients(model, torch.compile(loss, backend=backend), text(model, 2, 17))
-    assert graphs() == 3  # the block, the last norm, the loss
+    gradients(model, compiled(loss, model, "aot_eager"), text(model, 2, 17))
+    assert graphs() == made  # the block; around everything also the last norm and the loss
