@@ -17,6 +17,8 @@ TASKS = (
 )
 DATA = "A folder with TASK.jsonl files; a task without one comes from the Hugging Face hub."
 LENGTH = "Tokens of a text that is scored at once."
+LENGTHS = "Tokens of the texts of niah and babilong, with commas; the published ones if left out."
+CORPUS = "Their background: as --data of `atlas train` names it, or noise; enwik8 if left out."
 
 
 def run(
@@ -27,6 +29,8 @@ def run(
     out: Annotated[Path | None, typer.Option(help="A file for the report, as JSON.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts at once.")] = 8,
     max_length: Annotated[int, typer.Option(min=2, help=LENGTH)] = 2048,
+    lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
+    corpus: Annotated[str | None, typer.Option(help=CORPUS)] = None,
     precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
     tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -35,7 +39,7 @@ def run(
 
     Examples: atlas eval runs/quickstart --task lambada_openai,piqa --limit 200;
     atlas eval runs/quickstart --task arc_easy --data eval/ --out arc.json;
-    atlas eval runs/quickstart --task key_value --json
+    atlas eval runs/quickstart --task niah --lengths 2048 --limit 20 --json
     """
     from atlas_memory.cli.train import say
     from atlas_memory.evaluation.harness import Options
@@ -43,13 +47,23 @@ def run(
     from atlas_memory.serving.loading import load_run
 
     names = require_tasks(task)
+    chosen_lengths = _lengths(lengths)
     _require_places(data, out)
     loaded = load_run(run_folder, precision, tokenizer)
-    options = Options(limit, data, batch, max_length)
+    options = Options(limit, data, batch, max_length, chosen_lengths, corpus)
     report = {"run": str(run_folder), **evaluate(loaded, names, options, say)}
     if out is not None:
         out.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report) if as_json else _readable(report))
+
+
+def _lengths(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    words = [word.strip().replace("_", "") for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"--lengths {text}: give numbers of tokens, such as 2048,4096")
+    return tuple(map(int, words))
 
 
 def _require_places(data: Path | None, out: Path | None) -> None:

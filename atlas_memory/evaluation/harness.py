@@ -42,12 +42,17 @@ MAX_LENGTH = 2048  # lm-eval's own, for a model that has no limit
 
 @dataclass(frozen=True)
 class Options:
-    """limit: items of each task. data: a folder with files of some tasks. batch: texts at once."""
+    """limit: items of each task. data: a folder with files of some tasks. batch: texts at once.
+
+    lengths, corpus: of the long texts of niah and babilong; None takes those published.
+    """
 
     limit: int | None = None
     data: Path | None = None
     batch: int = 8
     max_length: int = MAX_LENGTH
+    lengths: tuple[int, ...] | None = None
+    corpus: str | None = None
 
 
 def evaluate(

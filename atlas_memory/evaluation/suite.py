@@ -21,6 +21,7 @@ NAMES = (*harness.TASKS, *recall.TASKS, STAND_IN, *LONG)
 # What the paper reports of a task; the mean of the eight accuracies is its last column.
 REPORTED = {task: metrics for task, (_, metrics) in harness.TASKS.items()}
 REPORTED |= {task: ("contains",) for task in (*recall.TASKS, STAND_IN)}
+REPORTED |= dict.fromkeys(LONG, ("accuracy",))
 
 
 def require_tasks(text: str) -> tuple[str, ...]:
@@ -40,10 +41,13 @@ def evaluate(loaded: Loaded, names: Sequence[str], options: Options, say: Say) -
             tasks[name] = _recall(loaded, name, options, say)
         elif name in LONG:
             tasks[name] = _long(loaded, name, options, say)
+    found = harness.deviations(loaded.tokenizer, names, options)
+    for figures in tasks.values():
+        found += figures.pop("deviations", [])
     report: Figures = {"tasks": {name: tasks[name] for name in names}}
     if (average := mean_accuracy(tasks)) is not None:
         report["average"] = average
-    return {**report, "deviations": harness.deviations(loaded.tokenizer, names, options)}
+    return {**report, "deviations": found}
 
 
 def mean_accuracy(tasks: dict[str, Figures]) -> float | None:
@@ -86,6 +90,9 @@ def _documents(count: int) -> Iterator[dict[str, str]]:
 
 def _long(loaded: Loaded, name: str, options: Options, say: Say) -> Figures:
     module = importlib.import_module(f"atlas_memory.evaluation.{LONG[name]}")
-    settings = {} if options.limit is None else {"samples": options.limit}
-    figures: Figures = module.evaluate(loaded.model, loaded.tokenizer, settings, say)
+    lengths = None if options.lengths is None else list(options.lengths)
+    asked = {"samples": options.limit, "lengths": lengths, "corpus": options.corpus}
+    settings = {key: value for key, value in asked.items() if value is not None}
+    plan = {**settings, "batch": options.batch}
+    figures: Figures = module.evaluate(loaded.model, loaded.tokenizer, plan, say)
     return figures

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from evaluation.benchmark_items import plain_and_native, write
-from saved import save_model
+from saved import byte_model, save_model
 
 from atlas_memory.cli.main import main
 from atlas_memory.evaluation.suite import NAMES, mean_accuracy
@@ -12,7 +12,7 @@ from atlas_memory.evaluation.suite import NAMES, mean_accuracy
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    return str(save_model(tmp_path_factory.mktemp("run")))
+    return str(save_model(tmp_path_factory.mktemp("run"), byte_model("deltanet")))
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,21 @@ def test_the_stand_in_needs_no_data(run_folder, atlas):
     assert "3 of 3 answered" in errors
 
 
+def test_long_texts_need_no_data(run_folder, atlas):
+    options = ("--lengths", "600", "--corpus", "noise", "--limit", 1, "--json")
+    code, printed, errors = atlas(run_folder, "--task", "niah,babilong", *options)
+    assert code == 0, errors
+    report = json.loads(printed)
+    assert list(report["tasks"]) == ["niah", "babilong"]
+    assert {"accuracy", "pk_600", "n_600", "items"} <= set(report["tasks"]["niah"])
+    assert {"accuracy", "qa1_600", "qa5_600"} <= set(report["tasks"]["babilong"])
+    assert any("niah: the haystack" in sentence for sentence in report["deviations"])
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        (["--task", "niah", "--lengths", "2k"], "--lengths 2k: give numbers of tokens"),
         (["--task", "piqa,qipa"], "unknown task 'qipa'; choose from: wikitext"),
         (["--task", ","], "unknown task ','; choose from: wikitext"),
         (["--data", "nowhere"], "--data nowhere is no folder"),
