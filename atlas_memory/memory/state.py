@@ -40,7 +40,8 @@ class OpenChunk:
     """The open chunk as decoding keeps it; see `decode.py`. It follows from the rest of the state.
 
     d, x per matrix [b, h, c - 1 + chunk, ..]: the rank-one gradients of its pairs. C, P [b, h, n]
-    and A, B, T [b, h, 1]: the last token's coefficients. L, S: of rules that need their matrices.
+    and A, B, T [b, h, 1]: the last token's coefficients. L, S: of rules that need their matrices,
+    and then d, x [b, h, c, ..] are the window's pairs alone.
     """
 
     d: Tensors
@@ -106,8 +107,10 @@ class MemoryState:
         if spec.linear or self.past is not None:
             return 0
         slots = spec.window - 1 + spec.chunk
-        pairs = slots * sum(w.shape[-1] + w.shape[-2] for w in self.start)
-        if isinstance(spec.optimizer, Muon) or spec.retention.mapped:
+        materialized = isinstance(spec.optimizer, Muon) or spec.retention.mapped
+        kept = spec.window if materialized else slots
+        pairs = kept * sum(w.shape[-1] + w.shape[-2] for w in self.start)
+        if materialized:
             pairs += sum(w[0, 0].numel() for w in (*self.start, *self.start_momentum))
         wide = self.start[0].shape[-1] if isinstance(spec.retention, ChannelRetention) else 1
         return b * h * (pairs + slots * (wide + 1) + 2 * wide + 1)
@@ -137,7 +140,7 @@ class MemoryState:
 
     def join(self, others: Sequence["MemoryState"]) -> "MemoryState":
         """One batch of these rows and then those of the others, wherever each row stands."""
-        from atlas_memory.memory.decode import reopen
+        from atlas_memory.memory.reopen import reopen
 
         states = [self, *others]
         if any(s.open for s in states):
