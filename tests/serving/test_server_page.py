@@ -70,7 +70,7 @@ def test_read_ask_fork_compare(address, loaded):
         page.fill("#fork-name", "stayed")
         page.click("#fork")
         page.wait_for_selector("#memories li:nth-child(2)")
-        page.wait_for_function("document.querySelector('#surprise').textContent.startsWith('But')")
+        page.wait_for_selector("#surprise:has-text('But once')")
         page.click("#ask")
         assert "".join(answered(page, "a")) == written(loaded, [TEXT], " Then", 30)
         other = [TEXT, "But once it stayed."]
@@ -117,9 +117,7 @@ def test_mistakes_are_said_and_memories_go(address):
         made = client(address).get("/memories", cast_to=dict)["data"][0]
         client(address).delete(f"/memories/{made['id']}", cast_to=dict)
         page.click("#ask")
-        page.wait_for_function(
-            "document.querySelector('#notice').textContent.includes('no memory')"
-        )
+        page.wait_for_selector("#notice:has-text('no memory')")
         page.reload()
         read(page)
         with page.expect_download() as download:
