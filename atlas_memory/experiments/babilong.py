@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
-from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, train
+from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, short, train
 from atlas_memory.tasks import babi, babilong
 from atlas_memory.tasks.corpora import backgrounds
 from atlas_memory.variants import VARIANTS
@@ -46,15 +46,15 @@ SMALL: dict[str, Any] = {
     "expansion": 1,
     # shortest and longest text, questions, tokens of a batch, steps
     "stages": [
-        [100, 100, 5, 2_048, 400],
-        [100, 300, 5, 2_048, 200],
-        [300, 1_000, 8, 3_000, 150],
-        [1_000, 4_000, 10, 4_000, 120],
+        [100, 100, 5, 1_500, 450],
+        [100, 300, 5, 1_500, 200],
+        [300, 1_000, 8, 2_500, 150],
+        [1_000, 4_000, 10, 4_000, 100],
     ],
     "rate": 4e-3,
     "price": 1e-3,
     # tokens, samples
-    "lengths": [[4_000, 64], [16_000, 32], [128_000, 16], [1_000_000, 8], [10_000_000, 2]],
+    "lengths": [[4_000, 64], [16_000, 32], [128_000, 16], [1_000_000, 4], [10_000_000, 2]],
 }
 PRESETS = {
     "smoke": SMALL
@@ -184,13 +184,6 @@ def table(results: list[Result]) -> Table:
         f"{short(n)}: {m['samples']} texts, {m['questions']} questions" for n, m in counts.items()
     )
     return Table(columns, rows, [CLAIM, f"samples: {samples}", f"guessing: {CHANCE:.3f}"])
-
-
-def short(tokens: int) -> str:
-    """4000 -> 4K, 10000000 -> 10M."""
-    if tokens >= 1_000_000:
-        return f"{tokens // 1_000_000}M"
-    return f"{tokens // 1_000}K" if tokens >= 1_000 else str(tokens)
 
 
 def plot(results: list[Result], figure: Figure) -> None:

@@ -164,3 +164,10 @@ def measure(
         other.write_text(json.dumps(done))
         os.replace(other, path)
     return done
+
+
+def short(tokens: int) -> str:
+    """4000 -> 4K, 10000000 -> 10M."""
+    if tokens >= 1_000_000:
+        return f"{tokens // 1_000_000}M"
+    return f"{tokens // 1_000}K" if tokens >= 1_000 else str(tokens)

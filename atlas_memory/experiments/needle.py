@@ -1,0 +1,238 @@
+"""Needles: small models, trained on short haystacks, asked after long ones. [Atlas Table 3]"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, short, train
+from atlas_memory.tasks import needle
+from atlas_memory.tasks.corpora import backgrounds
+from atlas_memory.tasks.needle_lesson import lesson, sample, vocabulary
+from atlas_memory.variants import VARIANTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from atlas_memory.model import AtlasForCausalLM
+    from atlas_memory.tasks.background import Background
+    from atlas_memory.tasks.words import Words
+
+BLOCK = 2_048  # tokens of a forward pass
+
+# RULER by language models of 4K tokens of training: 2K, 4K, 8K, 16K (W: to 8K)
+PUBLISHED = {
+    ("Titans LMM", "pk"): (99.8, 98.4, 98.2, 96.2),
+    ("Atlas", "pk"): (100.0, 99.2, 98.0, 97.0),
+    ("Atlas (MAG)", "pk"): (100.0, 100.0, 99.4, 98.6),
+    ("DeltaNet", "pk"): (96.8, 98.8, 98.6, 71.4),
+    ("Titans LMM", "n"): (100.0, 99.8, 93.4, 80.2),
+    ("Atlas", "n"): (100.0, 100.0, 93.0, 84.0),
+    ("Atlas (MAG)", "n"): (100.0, 99.2, 97.4, 97.0),
+    ("DeltaNet", "n"): (47.2, 15.4, 12.8, 5.4),
+    ("Titans LMM", "w"): (90.4, 89.4, 85.8),
+    ("Atlas", "w"): (93.2, 90.6, 86.2),
+    ("Atlas (MAG)", "w"): (99.4, 98.2, 92.4),
+    ("DeltaNet", "w"): (46.2, 20.0, 1.6),
+}
+
+SMALL: dict[str, Any] = {
+    "kinds": {"pk": 4, "n": 4},  # kind of needle: signs of its value
+    "corpus": "enwik8",
+    "megabytes": 2.0,
+    "buckets": 512,
+    "dim": 32,
+    "heads": 2,
+    "local": 16,
+    "segment": 32,
+    "omega": 4,
+    "expansion": 1,
+    # shortest and longest text, needles, tokens of a batch, steps
+    "stages": [
+        [120, 120, 3, 1_500, 300],
+        [120, 400, 3, 1_500, 150],
+        [400, 1_000, 3, 2_000, 100],
+    ],
+    "rate": 4e-3,
+    "price": 1e-3,
+    # tokens, samples
+    "lengths": [[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
+}
+PRESETS = {
+    "smoke": SMALL
+    | {
+        "kinds": {"n": 2},
+        "corpus": "noise",
+        "buckets": 32,
+        "dim": 16,
+        "stages": [[120, 120, 2, 300, 2], [120, 200, 2, 300, 1]],
+        "lengths": [[200, 2], [2_500, 2]],
+    },
+    "small": SMALL,
+    # What the table of the paper has is `atlas eval RUN --task niah` of a language model; this is
+    # the same table for models that are trained on the task, at its lengths.
+    "paper": SMALL
+    | {
+        "kinds": {"pk": 7, "n": 7, "w": 32},
+        "megabytes": 20.0,
+        "buckets": 30_000,
+        "dim": 768,
+        "heads": 12,
+        "segment": 512,
+        "local": 64,
+        "omega": 16,
+        "expansion": 4,
+        "stages": [[256, 256, 2, 65_536, 2_000], [256, 4_096, 4, 524_288, 8_000]],
+        "rate": 4e-4,
+        "price": 0.0,
+        "lengths": [[2_048, 500], [4_096, 500], [8_192, 500], [16_384, 500]],
+    },
+}
+
+
+def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
+    shared = {name: value for name, value in settings.items() if name != "kinds"}
+    return [
+        {"variant": variant, "kind": kind, "signs": signs, "seed": seed, **shared}
+        for seed in range(seeds)
+        for kind, signs in settings["kinds"].items()
+        for variant in variants
+    ]
+
+
+def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
+    """Train on short haystacks, then read long ones and ask."""
+    import torch
+
+    torch.manual_seed(cell["seed"])
+    words = vocabulary(cell["buckets"])
+    training, testing = haystacks(cell, words, workspace)
+    model = build(cell["variant"], cell, len(words))
+
+    def make(tokens: int, needles: int, random: np.random.Generator) -> Any:
+        return lesson(cell["kind"], tokens, needles, cell["signs"], training, words, random)
+
+    fitted = train(model, cell, make, workspace.folder, workspace.say)
+    model.train(False)
+
+    def at_length(tokens: int, samples: int, keep: Path) -> dict[str, Any]:
+        return asked(model, cell, tokens, samples, testing, words, keep, workspace.say)
+
+    measured = measure(cell["lengths"], at_length, workspace.folder, workspace.say)
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"training": fitted, "parameters": parameters, "lengths": measured}
+
+
+def haystacks(cell: Cell, words: Words, workspace: Workspace) -> tuple[Background, Background]:
+    if needle.KINDS[cell["kind"]][0] == "noise":
+        repeated = needle.noise(words.encode, repetitions=64)
+        return repeated, repeated
+    corpus, megabytes = cell["corpus"], cell["megabytes"]
+    return backgrounds(corpus, megabytes, words.encode, words.others, workspace.say)
+
+
+def asked(
+    model: AtlasForCausalLM,
+    cell: Cell,
+    tokens: int,
+    samples: int,
+    haystack: Background,
+    words: Words,
+    keep: Path,
+    say: Any,
+) -> dict[str, Any]:
+    """Read `samples` texts side by side and ask each for its needle; every sign must be right."""
+    from atlas_memory.evaluation.long_reading import answer, read_through
+    from atlas_memory.tasks.background import in_rows
+
+    kind, signs = cell["kind"], cell["signs"]
+    drawn = [
+        sample(kind, tokens, signs, haystack, words, np.random.default_rng([tokens, row]))
+        for row in range(samples)
+    ]
+    cache = read_through(model, in_rows([s.context for s in drawn], BLOCK), tokens, say, keep)
+    said = answer(model, cache, [(row, s.question) for row, s in enumerate(drawn)], signs)
+    right = [ids == s.value for ids, s in zip(said, drawn, strict=True)]
+    hits = np.mean([ids == np.array(s.value) for ids, s in zip(said, drawn, strict=True)])
+    return {
+        "tokens": tokens,
+        "samples": samples,
+        "accuracy": float(np.mean(right)),
+        "signs": float(hits),
+        "state_bytes": cache.num_bytes // samples,
+    }
+
+
+def table(results: list[Result]) -> Table:
+    """A row a model and kind; below them what language models have in the paper, by its lengths."""
+    lengths = sorted({m["tokens"] for r in results for m in r.figures["lengths"]})
+    rows: list[list[Any]] = []
+    for result in results:
+        found = {m["tokens"]: m["accuracy"] for m in result.figures["lengths"]}
+        head = [result.cell["variant"], result.cell["kind"], result.cell["seed"]]
+        rows.append([*head, *(found.get(n) for n in lengths)])
+    kinds = {result.cell["kind"] for result in results}
+    notes = [
+        f"published, {name} {kind}, language models at 2K to 16K: {', '.join(map(str, figures))}"
+        for (name, kind), figures in PUBLISHED.items()
+        if kind in kinds
+    ]
+    counts = {m["tokens"]: m["samples"] for m in results[0].figures["lengths"]} if results else {}
+    samples = ", ".join(f"{short(n)}: {count}" for n, count in counts.items())
+    return Table(
+        ["model", "needle", "seed", *map(short, lengths)], rows, [*notes, f"samples: {samples}"]
+    )
+
+
+def plot(results: list[Result], figure: Figure) -> None:
+    kinds = list(dict.fromkeys(result.cell["kind"] for result in results))
+    for axes, kind in zip(np.atleast_1d(figure.subplots(1, len(kinds))), kinds, strict=True):
+        for result in results:
+            if result.cell["kind"] == kind:
+                measured = result.figures["lengths"]
+                axes.plot(
+                    [m["tokens"] for m in measured],
+                    [m["accuracy"] for m in measured],
+                    "o-",
+                    label=result.cell["variant"],
+                )
+        longest = max(stage[1] for stage in results[0].cell["stages"])
+        axes.axvline(
+            longest, color="grey", linewidth=0.8, linestyle=":", label="longest in training"
+        )
+        axes.set(xscale="log", xlabel="tokens", ylim=(0, 1.05), title=f"S-NIAH-{kind.upper()}")
+        axes.legend(fontsize="small")
+
+
+def deviations(settings: Mapping[str, Any]) -> list[str]:
+    values = ", ".join(f"{kind}: {signs}" for kind, signs in settings["kinds"].items())
+    said = [
+        "models are trained on the task from scratch; RULER asks language models (`atlas eval`)",
+        f"tokens are words; a value has as many signs as this, one token each: {values}",
+        f"the haystack is {settings['corpus']}, from a random sentence on, not the essays",
+        "training texts have several needles, each with its question behind it",
+    ]
+    if settings["price"]:
+        said.append(
+            f"the loss has a price of {settings['price']} per nat on open write and forget gates"
+        )
+    return said
+
+
+EXPERIMENT = Experiment(
+    name="niah",
+    question="Is a number that was read once found again in a text many times longer than those "
+    "of the training? The paper: Atlas keeps 97% (PK) and 84% (N) at 16K tokens after 4K.",
+    presets=PRESETS,
+    variants=("atlas_mac", TITANS_MAC, "swa", "omeganet", "gated_deltanet", "transformer_plus"),
+    cells=cells,
+    run=run,
+    table=table,
+    plot=plot,
+    deviations=deviations,
+    choices=(*VARIANTS, TITANS_MAC),
+)
