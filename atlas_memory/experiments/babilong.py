@@ -1,4 +1,4 @@
-"""BABILong: small models, trained on at most 4K tokens, asked after up to 10M. [Atlas Fig. 5]"""
+"""BABILong: small models, trained on at most 4K tokens, asked after up to 10M. [Atlas Fig. 4]"""
 
 from __future__ import annotations
 

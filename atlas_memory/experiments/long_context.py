@@ -40,7 +40,7 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
     base = "titans" if variant == TITANS_MAC else variant
     mixer = MAC(cell["segment"]) if variant == TITANS_MAC else VARIANTS[base].mixers[0]
     if isinstance(mixer, MAC):
-        mixer = MAC(cell["segment"], persistent=0)  # [Atlas Sec. 6.2]: no persistent tokens
+        mixer = MAC(cell["segment"], persistent=0)  # the paper: no persistent tokens
     elif isinstance(mixer, Attention) and mixer.window is not None:
         mixer = replace(mixer, window=cell["segment"])
     config = AtlasConfig.from_variant(

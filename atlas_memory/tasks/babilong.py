@@ -1,4 +1,4 @@
-"""BABILong: bAbI's facts, in their order, between the sentences of a long text. [Atlas Sec. 6.2]
+"""BABILong: bAbI's facts, in their order, between the sentences of a long text. [Atlas Fig. 4]
 
 The text has as many tokens as are asked for, of whatever tokenizer; every fact gets a gap between
 two sentences, drawn with replacement. Nothing longer than a block of tokens is ever held.
