@@ -122,17 +122,34 @@ class Server:
         return time.perf_counter() - begin
 
 
-async def ask(api: AsyncOpenAI, question: Question, memory: str, stream: bool) -> tuple[str, int]:
-    body = {"memory": memory} if question.remembers else {}
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": question.tokens, "extra_body": body}
-    options |= {"model": "", "prompt": question.prompt}
-    options["model"] = api.models_name  # type: ignore[attr-defined]
+@dataclass(frozen=True)
+class Site:
+    """Where to ask: the client, the model's name, and the memory of the book."""
+
+    api: AsyncOpenAI
+    model: str
+    memory: str
+
+    @staticmethod
+    async def open(address: str) -> "Site":
+        api = AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=600, max_retries=0)
+        model = (await api.models.list()).data[0].id
+        book = await api.post("/memories", body={"text": BOOK}, cast_to=dict)
+        return Site(api, model, book["id"])
+
+
+async def ask(site: Site, question: Question, stream: bool) -> tuple[str, int]:
+    options: dict[str, Any] = {"model": site.model, "prompt": question.prompt, "temperature": 0}
+    options |= {"max_tokens": question.tokens}
+    options |= {"extra_body": {"memory": site.memory} if question.remembers else {}}
     if not stream:
-        answer = await api.completions.create(**options)
+        answer = await site.api.completions.create(**options)
         return answer.choices[0].text, answer.usage.completion_tokens
     text, tokens = "", 0
     usage = {"include_usage": True}
-    async for event in await api.completions.create(**options, stream=True, stream_options=usage):
+    async for event in await site.api.completions.create(
+        **options, stream=True, stream_options=usage
+    ):
         if event.usage:
             tokens = event.usage.completion_tokens
         text += "".join(choice.text for choice in event.choices)
@@ -140,13 +157,13 @@ async def ask(api: AsyncOpenAI, question: Question, memory: str, stream: bool) -
 
 
 async def client(
-    api: AsyncOpenAI, seed: int, questions: list[Question], memory: str, end: float, tally: Tally
+    site: Site, seed: int, questions: list[Question], end: float, tally: Tally
 ) -> None:
     draw = random.Random(seed)
     while time.perf_counter() < end:
         question = draw.choice(questions)
         try:
-            text, tokens = await ask(api, question, memory, draw.random() < 0.5)
+            text, tokens = await ask(site, question, draw.random() < 0.5)
         except Exception as error:
             tally.errors.append(repr(error))
             continue
@@ -156,11 +173,9 @@ async def client(
             tally.different.append((question, text))
 
 
-async def load(
-    api: AsyncOpenAI, clients: int, seconds: float, questions: list[Question], memory: str
-) -> Tally:
+async def load(site: Site, clients: int, seconds: float, questions: list[Question]) -> Tally:
     tally, end = Tally(), time.perf_counter() + seconds
-    await asyncio.gather(*(client(api, i, questions, memory, end, tally) for i in range(clients)))
+    await asyncio.gather(*(client(site, i, questions, end, tally) for i in range(clients)))
     return tally
 
 
@@ -172,11 +187,11 @@ async def watch(server: Server, sizes: list[tuple[float, int]]) -> None:
 
 
 async def throughput(
-    server: Server, api: AsyncOpenAI, clients: int, questions: list[Question], memory: str
+    server: Server, site: Site, clients: int, questions: list[Question]
 ) -> dict[str, float]:
     """Long answers to short prompts: what a decode step costs."""
     begin, processor = time.perf_counter(), server.processor_seconds()
-    tally = await load(api, clients, 20, questions, memory)
+    tally = await load(site, clients, 20, questions)
     clock, spent = time.perf_counter() - begin, server.processor_seconds() - processor
     assert not tally.errors
     return {"per_second": tally.tokens / clock, "per_processor_second": tally.tokens / spent}
@@ -199,21 +214,18 @@ def near_tie(loaded: Loaded, question: Question, text: str) -> float | None:
 
 
 async def measure(given: argparse.Namespace, server: Server, questions: list[Question]) -> Any:
-    api = AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=600, max_retries=0)
-    api.models_name = (await api.models.list()).data[0].id  # type: ignore[attr-defined]
-    book = await api.post("/memories", body={"text": BOOK}, cast_to=dict)
-    memory, sizes = book["id"], []
-    long = [q for q in questions if q.tokens == max(q.tokens for q in questions)]
-    long = [q for q in long if len(q.prompt) <= 50] or long
-    await load(api, 16, 3, questions, memory)
-    one = await throughput(server, api, 1, long, memory)
-    many = await throughput(server, api, 16, long, memory)
+    site, sizes = await Site.open(server.address), []
+    most = max(question.tokens for question in questions)
+    long = [q for q in questions if q.tokens == most and len(q.prompt) <= 50]
+    await load(site, 16, 3, questions)
+    one = await throughput(server, site, 1, long)
+    many = await throughput(server, site, 16, long)
     watcher = asyncio.create_task(watch(server, sizes))
     begin = time.perf_counter()
-    tally = await load(api, given.clients, given.seconds, questions, memory)
+    tally = await load(site, given.clients, given.seconds, questions)
     seconds = time.perf_counter() - begin
     watcher.cancel()
-    status = await api.get("/status", cast_to=dict)
+    status = await site.api.get("/status", cast_to=dict)
     return tally, sizes, seconds, {"one": one, "sixteen": many}, status
 
 
@@ -225,7 +237,8 @@ def report(given: argparse.Namespace, loaded: Loaded, measured: Any, stop: float
     gain = {key: rates["sixteen"][key] / rates["one"][key] for key in rates["one"]}
     return {
         "clients": given.clients,
-        "seconds": seconds,
+        "seconds": round(seconds, 1),
+        "model": loaded.model.config.fingerprint(),
         "precision": given.precision or "float32",
         "answers": tally.answers,
         "tokens": tally.tokens,
