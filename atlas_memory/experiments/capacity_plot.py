@@ -16,25 +16,34 @@ if TYPE_CHECKING:
 def plot(results: list[Result], figure: Figure) -> None:
     figure.set_size_inches(14, 8)
     axes = figure.subplots(2, 3)
-    _ranks(axes[0, 0], results)
-    _residuals(axes[0, 1], results)
-    _deep(axes[0, 2], results)
-    memories = dict.fromkeys(r.cell["memory"] for r in results if r.cell["kind"] == "online")
-    for ax, memory in zip(axes[1], memories, strict=True):
-        _online(ax, results, memory)
+    panels = {"rank": _ranks, "residual": _residuals, "deep": _deep}
+    for ax, (kind, draw) in zip(axes[0], panels.items(), strict=True):
+        if some := of_kind(results, kind):
+            draw(ax, some)
+    passes = of_kind(results, "online")
+    memories = dict.fromkeys(r.cell["memory"] for r in passes)
+    # An unfinished experiment has fewer memories than axes.
+    for ax, memory in zip(axes[1], memories, strict=False):
+        _online(ax, [r for r in passes if r.cell["memory"] == memory], memory)
+
+
+def of_kind(results: list[Result], kind: str) -> list[Result]:
+    return [r for r in results if r.cell["kind"] == kind]
 
 
 def _ranks(ax: Axes, results: list[Result]) -> None:
     for features, marker in (("polynomial", "o"), ("elementwise", "s")):
         for unit in (False, True):
-            mine = [r for r in results if r.cell["kind"] == "rank" and r.cell["unit"] == unit]
-            mine = [r for r in mine if r.cell["features"] == features]
+            mine = [
+                r.figures
+                for r in results
+                if (r.cell["features"], r.cell["unit"]) == (features, unit)
+            ]
             label = f"{features}, {'unit' if unit else 'Gaussian'} keys"
-            points = [(r.figures["expected"], r.figures["rank"]) for r in mine]
-            ax.plot(*zip(*points, strict=True), marker, fillstyle="none" if unit else "full")
-            ax.lines[-1].set_label(label)
-    reach = [max(r.figures["expected"] for r in results if r.cell["kind"] == "rank")]
-    ax.plot([1, *reach], [1, *reach], "k:", lw=1)
+            style: dict[str, Any] = {"fillstyle": "none" if unit else "full", "label": label}
+            ax.plot([f["expected"] for f in mine], [f["rank"] for f in mine], marker, **style)
+    reach = max(r.figures["expected"] for r in results)
+    ax.plot([1, reach], [1, reach], "k:", lw=1)
     ax.set(xscale="log", yscale="log", xlabel="predicted rank", ylabel="measured rank")
     ax.set_title("Prop. 2: features that are independent")
     ax.legend(fontsize=7)
@@ -49,9 +58,8 @@ def _mean_line(ax: Axes, points: list[tuple[float, float]], style: str, label: s
 
 
 def _residuals(ax: Axes, results: list[Result]) -> None:
-    mine = [r for r in results if r.cell["kind"] == "residual"]
-    for degree in sorted({r.cell["degree"] for r in mine}):
-        some = [r for r in mine if r.cell["degree"] == degree]
+    for degree in sorted({r.cell["degree"] for r in results}):
+        some = [r for r in results if r.cell["degree"] == degree]
         loads = [(r.cell["m"] / r.figures["features"], r) for r in some]
         name = f"{some[0].figures['features']} features (p = {degree})"
         _mean_line(ax, [(x, r.figures["error"]) for x, r in loads], "o", f"error, {name}")
@@ -63,9 +71,8 @@ def _residuals(ax: Axes, results: list[Result]) -> None:
 
 
 def _deep(ax: Axes, results: list[Result]) -> None:
-    mine = [r for r in results if r.cell["kind"] == "deep"]
-    for layers, width in dict.fromkeys((r.cell["layers"], r.cell["width"]) for r in mine):
-        some = [r for r in mine if (r.cell["layers"], r.cell["width"]) == (layers, width)]
+    for layers, width in dict.fromkeys((r.cell["layers"], r.cell["width"]) for r in results):
+        some = [r for r in results if (r.cell["layers"], r.cell["width"]) == (layers, width)]
         points = [(r.figures["load"], max(r.figures["error"], 1e-12)) for r in some]
         label = f"L = {layers}, h = {width}" if layers > 1 else "matrix"
         _mean_line(ax, points, "o-", label)
@@ -77,12 +84,10 @@ def _deep(ax: Axes, results: list[Result]) -> None:
 
 
 def _online(ax: Axes, results: list[Result], memory: str) -> None:
-    mine: list[Any] = [r for r in results if r.cell["kind"] == "online"]
-    mine = [r for r in mine if r.cell["memory"] == memory]
-    for rule in dict.fromkeys(r.cell["rule"] for r in mine):
-        points = [(r.cell["m"], r.figures["recall"]) for r in mine if r.cell["rule"] == rule]
+    for rule in dict.fromkeys(r.cell["rule"] for r in results):
+        points = [(r.cell["m"], r.figures["recall"]) for r in results if r.cell["rule"] == rule]
         _mean_line(ax, points, "o-", rule)
-    ax.axvline(mine[0].cell["d"], color="k", ls=":", lw=1)
+    ax.axvline(results[0].cell["d"], color="k", ls=":", lw=1)
     ax.set_xscale("log", base=2)
     ax.set(xlabel="pairs m (dotted: d)", ylabel="recall", title=f"one online pass: {memory}")
     ax.legend(fontsize=7)

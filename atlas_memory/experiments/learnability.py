@@ -175,8 +175,8 @@ def _mean(losses: list[float] | None) -> str | None:
 def plot(results: list[Result], figure: Figure) -> None:
     """Learners across, functions down; one curve for each rule."""
     learners = list(dict.fromkeys(tuple(r.cell["learner"]) for r in results))
-    figure.set_size_inches(3.6 * len(learners), 2.3 * len(MAPPINGS))
-    axes = figure.subplots(len(MAPPINGS), len(learners), squeeze=False)
+    figure.set_size_inches(3.6 * max(1, len(learners)), 2.3 * len(MAPPINGS))
+    axes = figure.subplots(len(MAPPINGS), max(1, len(learners)), squeeze=False)
     for (row, mapping), (column, shape) in product(enumerate(MAPPINGS), enumerate(learners)):
         ax = axes[row, column]
         mine = [r for r in results if r.cell["mapping"] == mapping and r.cell["seed"] == 0]
@@ -194,7 +194,8 @@ def plot(results: list[Result], figure: Figure) -> None:
             ax.set_ylabel(mapping, fontsize=8)
         if row == len(MAPPINGS) - 1:
             ax.set_xlabel("position")
-    axes[0, 0].legend(fontsize=6)
+    if learners:
+        axes[0, 0].legend(fontsize=6)
 
 
 def _curve(ax: Any, result: Result, values: list[float | None], style: dict[str, Any]) -> None:

@@ -128,3 +128,6 @@ def test_cells_are_pure_and_the_table_and_picture_hold_them(tmp_path):
     figure = Figure()
     EXPERIMENT.plot(results, figure)
     assert len(figure.axes) == 6
+    for some in (results[:1], results[-1:]):
+        EXPERIMENT.plot(some, Figure())
+        assert len(EXPERIMENT.table(some).rows) == 1
