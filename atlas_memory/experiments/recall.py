@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
-from atlas_memory.tasks.key_values import Documents, vocabulary
+from atlas_memory.tasks.key_values import Documents, sentence, vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,20 +35,22 @@ END = "\n"
 EVALUATION_SEED = 1 << 20
 
 _SMALL: Settings = {
-    "keys": 64,
-    "values": 64,
-    "pairs": 16,  # of a document in training
-    "questions": 12,  # behind it, in training
-    "asked": [8, 16, 32, 64],  # pairs of a document in the evaluation
+    "keys": 32,
+    "values": 32,
+    "pairs": 8,  # of a document in training
+    "questions": 8,  # behind it, in training
+    "asked": [4, 8, 16, 32],  # pairs of a document in the evaluation
     "items": 128,
     "steps": 400,
-    "batch": 16,
+    "batch": 32,
     "learning_rate": 3e-3,
     "model": {
         "hidden_size": 64,
         "num_hidden_layers": 2,
-        "num_attention_heads": 8,
+        "num_attention_heads": 4,
         "intermediate_size": 128,
+        "tie_word_embeddings": False,
+        "initializer_range": 1.0,
     },
     "changes": {  # of a variant's model: deep memories as small as a CPU wants them
         "titans": {"memory.architecture.expansion": 1},
@@ -126,7 +128,7 @@ def _run_stand_in(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 
 
 def word_tokenizer(documents: Documents) -> Tokenizer:
-    """One token a word or sign, so that the task is recall and not spelling."""
+    """One token a word with its sign, so that the task is recall and not spelling."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -135,7 +137,7 @@ def word_tokenizer(documents: Documents) -> Tokenizer:
 
     words = [END, *vocabulary(documents)]
     backend = Backend(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token=END))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]
     return Tokenizer("words", fast)
 
@@ -151,12 +153,13 @@ def training_batches(
     def one(n: int) -> tuple[list[int], list[int]]:
         keys, values, _ = documents.draw(n)
         asked = np.random.default_rng([documents.seed, n, 1]).permutation(len(keys))[:questions]
-        pairs = [(ids[k.capitalize()], ids[v]) for k, v in zip(keys, values, strict=True)]
-        tokens = [t for k, v in pairs for t in (k, ids[":"], v, ids["."])]
+        texts = [sentence(*pair).split() for pair in zip(keys, values, strict=True)]
+        pairs = [(ids[key], ids[value]) for key, value in texts]
+        tokens = [token for pair in pairs for token in pair]
         labels = [-100] * len(tokens)
         for key, value in (pairs[i] for i in asked):
-            tokens += [key, ids[":"], value, ids[END]]
-            labels += [-100, value, ids[END], -100]
+            tokens += [key, value, ids[END]]
+            labels += [value, ids[END], -100]
         return tokens, labels
 
     def batches(step: int) -> Any:

@@ -68,6 +68,6 @@ def sentence(key: str, value: str) -> str:
 
 
 def vocabulary(documents: Documents) -> list[str]:
-    """Every word and sign that a document can have, for a tokenizer of words."""
-    keys = [word(n, 2).capitalize() for n in range(documents.keys)]
-    return [":", ".", *keys, *(word(n, 3) for n in range(documents.values))]
+    """Everything that stands between two spaces of a document, for a tokenizer of words."""
+    keys = [f"{word(n, 2).capitalize()}:" for n in range(documents.keys)]
+    return [*keys, *(f"{word(n, 3)}." for n in range(documents.values))]
