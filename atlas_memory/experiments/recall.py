@@ -41,7 +41,7 @@ _SMALL: Settings = {
     "questions": 8,  # behind it, in training
     "asked": [4, 8, 16, 32],  # pairs of a document in the evaluation
     "items": 128,
-    "steps": 400,
+    "steps": 800,
     "batch": 32,
     "learning_rate": 3e-3,
     "model": {
