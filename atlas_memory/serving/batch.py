@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Prefill:
     """A job whose tokens are being fed. A completion feeds them all, a reading all but the last."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
+    def __init__(self, ticket: Ticket, device: torch.device) -> None:
+        self.ticket, self.device = ticket, device
         job = ticket.job
         self.known = job.known
         self.end = self.known.shape[1] - isinstance(job, Reading)
@@ -41,12 +41,12 @@ class Prefill:
     def feed(self, model: AtlasForCausalLM, block: int) -> None:
         """One forward pass over the next `block` tokens."""
         begin, self.fed = self.fed, self.fed + self.next_size(block)
-        ids = self.known[:, begin : self.fed].to(model.device)
+        ids = self.known[:, begin : self.fed].to(self.device)
         past = self.cache if self.cache.states else None
         out = model.model(ids, past_key_values=past, use_cache=True)
         self.cache = out.past_key_values
         if isinstance(self.ticket.job, Reading):
-            targets = self.known[:, begin + 1 : self.fed + 1].to(model.device)
+            targets = self.known[:, begin + 1 : self.fed + 1].to(self.device)
             self.bits.append(surprise(model, out.last_hidden_state, targets).cpu())
         elif self.done:
             self.logits = model.lm_head(out.last_hidden_state[:, -1])
@@ -56,8 +56,8 @@ class Prefill:
         bits, before = torch.cat(self.bits, dim=1), self.ticket.job.memory
         total = bits.double().sum(dim=1)
         total = total if before is None else total + before.bits.cpu()
-        last = self.known[:, -1:]
-        return Finished("read", Memory(own, self.cache, last, total), bits[0])
+        memory = Memory(own, self.cache, self.known[:, -1:], total)
+        return Finished("read", memory.to(self.device), bits[0])
 
 
 @dataclass(eq=False)
@@ -88,9 +88,9 @@ class Row:
 class Batch:
     """Rows at different positions that share every decode step."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.rows: list[Row] = []
-        self._cache = AtlasCache()
+        self._cache, self._device = AtlasCache(), device
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,13 +105,13 @@ class Batch:
         """Let the others go."""
         if len(rows) == len(self.rows):
             return
-        index = torch.tensor([self.rows.index(row) for row in rows], dtype=torch.long)
+        index = torch.tensor([self.rows.index(row) for row in rows], device=self._device)
         self._cache = self._cache.select(index) if rows else AtlasCache()
         self.rows = list(rows)
 
     def step(self, model: AtlasForCausalLM) -> list[int]:
         """Feed every row's last token; the next one of each."""
-        ids = torch.tensor([[row.last] for row in self.rows], device=model.device)
+        ids = torch.tensor([[row.last] for row in self.rows], device=self._device)
         out = model(ids, past_key_values=self._cache, use_cache=True)
         self._cache = out.past_key_values
         samplings = [row.job.sampling for row in self.rows]

@@ -58,7 +58,7 @@ class Engine:
         self._work = threading.Condition()
         self._arrived: deque[Prefill] = deque()
         self._waiting: deque[Prefill] = deque()
-        self._batch = Batch()
+        self._batch = Batch(self.model.device)
         self._outbox: list[tuple[Ticket, Event]] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -67,7 +67,7 @@ class Engine:
     def submit(self, job: Job, notify: Notify, seconds: float = float("inf")) -> Ticket:
         """Begin a job; `notify` hears of every token and of the end. Full: BlockingIOError."""
         ticket = Ticket(job, notify, time.monotonic() + seconds)
-        prefill = Prefill(ticket)
+        prefill = Prefill(ticket, self.model.device)
         with self._work:
             if self._stopping:
                 raise BlockingIOError("the server is shutting down")
@@ -176,7 +176,7 @@ class Engine:
             log.exception("a decode step failed")
             for row in self._batch.rows:
                 self._tell(row.ticket, Failed(f"the next token could not be made: {error}"))
-            self._batch = Batch()
+            self._batch = Batch(self.model.device)
             return
         pairs = zip(self._batch.rows, tokens, strict=True)
         self._batch.keep([row for row, token in pairs if self._write(row, token)])

@@ -21,7 +21,8 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def api(loaded):
-    with serving(loaded, capacity=Capacity(rows=4, block=64)) as address:
+    limits = Limits(new_tokens=100, prompt_tokens=200)
+    with serving(loaded, limits=limits, capacity=Capacity(rows=4, block=64)) as address:
         yield client(address)
 
 
@@ -155,7 +156,7 @@ def test_models_and_status(api):
     ("fields", "message"),
     [
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
-        ({"max_tokens": 10**9}, "max_tokens=1000000000: at most 50 tokens"),
+        ({"max_tokens": 10**9}, "max_tokens=1000000000: at most 100 tokens"),
         ({"temperature": 3}, "temperature: Input should be less than or equal to 2"),
         ({"n": 33}, "more than 32 answers"),
         ({"extra_body": {"best_off": 1}}, "best_off: Extra inputs are not permitted"),
@@ -166,11 +167,9 @@ def test_models_and_status(api):
         ({"prompt": ""}, "the prompt is empty"),
     ],
 )
-def test_a_mistake_is_one_sentence(fields, message, loaded):
-    with serving(loaded, limits=Limits(new_tokens=50, prompt_tokens=200)) as address:
-        fields = {"prompt": "x", **fields}
-        with pytest.raises(openai.BadRequestError, match=message):
-            client(address).completions.create(model="small", **fields)
+def test_a_mistake_is_one_sentence(fields, message, api):
+    with pytest.raises(openai.BadRequestError, match=message):
+        api.completions.create(model="small", **{"prompt": "x", **fields})
 
 
 def test_a_request_out_of_time_gets_what_there_is(loaded):
