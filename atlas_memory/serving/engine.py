@@ -116,16 +116,17 @@ class Engine:
     def _wanted(self, ticket: Ticket) -> bool:
         if ticket.cancelled:
             return False
-        if ticket.late:
+        if late := ticket.late:
             self._tell(ticket, Finished("time"))
-        return not ticket.late
+        return not late
 
     def _prefill(self) -> None:
         """Read a block of each in turn while the budget lasts; whoever is through begins to write.
 
         Texts to be remembered take no row, so they are read even when the batch is full.
         """
-        budget, ready = self.capacity.block, []
+        budget = self.capacity.block
+        held: list[Prefill] = []
         rows: list[Row] = []
         caches: list[AtlasCache] = []
         for _ in range(len(self._waiting)):
@@ -134,7 +135,7 @@ class Engine:
             prefill = self._waiting.popleft()
             writes = isinstance(prefill.ticket.job, Completion)
             if writes and len(self._batch) + len(rows) >= self.capacity.rows:
-                ready.append(prefill)
+                held.append(prefill)
                 continue
             budget -= max(prefill.next_size(self.capacity.block), LEAST_COST)
             if not self._fed(prefill):
@@ -144,7 +145,7 @@ class Engine:
             elif writes and (row := self._begin(prefill)):
                 rows.append(row)
                 caches.append(prefill.cache)
-        self._waiting.extendleft(reversed(ready))
+        self._waiting.extendleft(reversed(held))
         self._batch.add(rows, caches)
 
     def _fed(self, prefill: Prefill) -> bool:
