@@ -95,8 +95,8 @@ def _listen(loaded: Loaded, settings: Settings, host: str, port: int, token: str
 
     from atlas_memory.serving.server.listening import address, listen, serve
 
-    bound = listen(host, port)
     access = _access(host, token)
+    bound = listen(host, port)
     if access.hosts is None and token is None:
         print("atlas: no --token: whoever reaches this address may use it", file=sys.stderr)
     url = address(bound)

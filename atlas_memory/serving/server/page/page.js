@@ -51,7 +51,7 @@ async function* events(response) {
   }
 }
 
-// ---- small things -------------------------------------------------------------------------------
+// ---- parts of the page -----------------------------------------------------------------------------
 
 function element(tag, text, className) {
   const made = document.createElement(tag);
