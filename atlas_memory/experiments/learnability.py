@@ -67,7 +67,7 @@ PRESETS: dict[str, Settings] = {
             {
                 "learners": [[2, 4], [3, 4]],
                 "length": 768,
-                "rates": {"SGD": [0.1], "RMSprop": [1e-4], "Adam": [3e-4]},
+                "rates": {"SGD": [0.01, 0.03], "RMSprop": [1e-4], "Adam": [3e-4]},
             },
             {"learners": [[2, 1]], "length": 1024, "rates": _OUR_RATES},
         ],
