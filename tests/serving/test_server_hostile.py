@@ -15,7 +15,7 @@ import atlas_memory
 from atlas_memory.serving.server.guard import Access
 from atlas_memory.serving.server.limits import Limits
 
-LIMITS = Limits(body=20_000, body_seconds=0.4, prompt_tokens=1_000, new_tokens=500, memories=3)
+LIMITS = Limits(body=20_000, body_seconds=1.0, prompt_tokens=1_000, new_tokens=500, memories=3)
 COMPLETE, CHAT, READ = "/v1/completions", "/v1/chat/completions", "/v1/memories"
 NUMBERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed")
 NO_NUMBERS = ('"1"', "[]", "{}", "NaN", "-Infinity", "1e999", "9" * 400, "true", "-" + "9" * 30)
