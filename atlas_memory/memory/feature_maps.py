@@ -1,6 +1,6 @@
 """Feature maps phi of keys and queries: how much a memory can hold.   [Atlas Sec. 3.1]"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement, pairwise
@@ -46,17 +46,24 @@ class _Monomials:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _monomials(dk: int, degree: int) -> _Monomials:
+    """Kept for later calls: ordinary tensors on the CPU, wherever the first call comes from."""
     names = [list(combinations_with_replacement(range(dk), i)) for i in range(degree + 1)]
     flat = [name for group in names for name in group]
     steps = []
     for lower, group in pairwise(names[1:]):
         rows = {name: row for row, name in enumerate(lower)}
-        parents = torch.tensor([rows[name[:-1]] for name in group])
-        steps.append((parents, torch.tensor([name[-1] for name in group])))
+        parents = _column([rows[name[:-1]] for name in group])
+        steps.append((parents, _column([name[-1] for name in group])))
     counts = [factorial(len(name)) / _repeats(name) for name in flat]
-    degrees = torch.tensor([len(name) for name in flat])
-    return _Monomials(tuple(steps), degrees, torch.tensor(counts, dtype=torch.float64).sqrt())
+    degrees = _column([len(name) for name in flat])
+    return _Monomials(tuple(steps), degrees, _column(counts).sqrt())
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    dtype = torch.float64 if isinstance(values[0], float) else torch.long
+    return torch.tensor(values, dtype=dtype, device="cpu")
 
 
 def _repeats(name: tuple[int, ...]) -> int:

@@ -94,3 +94,15 @@ def test_sketch_is_reproducible() -> None:
         am.Sketch(2, 4).constants(5), am.Sketch(2, 4).constants(5), rtol=0, atol=0
     )
     assert not torch.equal(am.Sketch(2, 4, seed=1).constants(5), am.Sketch(2, 4).constants(5))
+
+
+def test_what_is_kept_between_calls_serves_training_too() -> None:
+    """The tables of monomials outlive a first call that comes from a server, or from meta."""
+    x = torch.randn(3, 7, dtype=torch.float64)
+    for features in (am.Polynomial(4), am.Sketch(2, size=9)):
+        constants = features.constants(7)
+        with torch.inference_mode(), torch.device("meta"):
+            features(torch.empty_like(x, device="meta"), constants.to("meta"))
+        learned = x.clone().requires_grad_()
+        features(learned, constants).sum().backward()
+        assert learned.grad is not None
