@@ -42,7 +42,7 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
     if isinstance(mixer, MAC):
         mixer = MAC(cell["segment"], persistent=0)  # the paper: no persistent tokens
     elif isinstance(mixer, Attention) and mixer.window is not None:
-        mixer = replace(mixer, window=cell["segment"])
+        mixer = replace(mixer, window=cell["window"])
     config = AtlasConfig.from_variant(
         base,
         size="tiny",
@@ -63,12 +63,14 @@ def _sized(memory: dict[str, Any] | None, cell: Mapping[str, Any]) -> dict[str, 
     """A deep memory with the chunk, window and expansion of the settings; others as they are."""
     if memory is None or memory["architecture"]["name"] == "matrix":
         return memory
-    sized = dict(memory, chunk=cell["segment"])
-    sized["architecture"] = dict(memory["architecture"], expansion=cell["expansion"])
+    plain_keys = memory["features"]["name"] == "identity"
+    expansion = cell["expansion"] if plain_keys else cell["polynomial_expansion"]
+    sized = dict(memory, chunk=cell["chunk"])
+    sized["architecture"] = dict(memory["architecture"], expansion=expansion)
     if memory["window"] > 1:
         sized["window"] = cell["omega"]
     if memory["optimizer"]["name"] == "muon":
-        sized["optimizer"] = dict(memory["optimizer"], period=cell["segment"])
+        sized["optimizer"] = dict(memory["optimizer"], period=cell["period"])
     return sized
 
 

@@ -47,10 +47,14 @@ SMALL: dict[str, Any] = {
     "buckets": 512,
     "dim": 32,
     "heads": 2,
-    "local": 16,
-    "segment": 32,
+    "local": 6,  # a sentence; what reaches farther answers instead of the memory
+    "window": 32,  # of a sliding-window transformer
+    "segment": 16,
+    "chunk": 16,
+    "period": 4,
     "omega": 4,
-    "expansion": 1,
+    "expansion": 4,
+    "polynomial_expansion": 1,
     # shortest and longest text, needles, tokens of a batch, steps
     "stages": [
         [120, 120, 3, 1_500, 300],
@@ -58,7 +62,7 @@ SMALL: dict[str, Any] = {
         [400, 1_000, 3, 2_000, 100],
     ],
     "rate": 4e-3,
-    "price": 1e-3,
+    "price": 0.15,
     # tokens, samples
     "lengths": [[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
 }
@@ -82,10 +86,13 @@ PRESETS = {
         "buckets": 30_000,
         "dim": 768,
         "heads": 12,
+        "window": 512,
         "segment": 512,
+        "chunk": 64,
+        "period": 64,
         "local": 64,
         "omega": 16,
-        "expansion": 4,
+        "polynomial_expansion": 4,
         "stages": [[256, 256, 2, 65_536, 2_000], [256, 4_096, 4, 524_288, 8_000]],
         "rate": 4e-4,
         "price": 0.0,

@@ -27,6 +27,8 @@ from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.tracing import untraced, untraced_frame
 
+FOCUS = 0.7  # of q and k at the start: a token's own score is half of sqrt(head width)
+
 
 @dataclass(frozen=True)
 class ContextState(LayerState):
@@ -72,6 +74,16 @@ class MemoryAsContext(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Attention starts as the identity, mostly of the token itself.
+
+        q and k are one orthogonal map, o undoes v. So what is written is near what is asked with,
+        and recall works before the attention has learned anything.
+        """
+        nn.init.orthogonal_(self.q_proj.weight, gain=FOCUS)
+        nn.init.orthogonal_(self.v_proj.weight)
+        with torch.no_grad():
+            self.k_proj.weight.copy_(self.q_proj.weight)
+            self.o_proj.weight.copy_(self.v_proj.weight.mT)
         if self.persistent is not None:
             nn.init.normal_(self.persistent)
 
@@ -107,8 +119,10 @@ class MemoryAsContext(nn.Module):
         place = positions(position, x.shape[1], starts) % self.segment
         attended, cache = self._attend(x, recalled, place, piece, state)
         past = None if state is None else state.memory
+        # The memory's gates are made for inputs of unit scale, as a block's norm gives them.
+        attended = self.norm(attended)
         said, memory = self.memory(attended, past, starts=starts, lengths=piece.lengths)
-        y = self.norm(attended) * self.gate_norm(said).sigmoid()
+        y = attended * self.gate_norm(said).sigmoid()
         after = next_position(position, x.shape[1], starts, piece.lengths)
         return y, ContextState(memory, weights, cache, after)
 

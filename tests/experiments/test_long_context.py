@@ -20,9 +20,9 @@ CELL = dict(babilong.PRESETS["smoke"], seed=0)
 def test_the_memory_is_context_without_persistent_tokens():
     for variant in ("atlas_mac", "titans_mac"):
         local, mixer = build(variant, CELL, 50).config.mixer_of_layer()
-        assert (local, mixer) == (Attention(window=16, conv=4), MAC(segment=32, persistent=0))
+        assert (local, mixer) == (Attention(window=6, conv=4), MAC(segment=16, persistent=0))
     spec = build("atlas_mac", CELL, 50).config.memory_spec
-    assert (spec.chunk, spec.window, spec.optimizer.period) == (32, 4, 32)
+    assert (spec.chunk, spec.window, spec.optimizer.period) == (16, 4, 4)
     assert build("titans_mac", CELL, 50).config.memory_spec.window == 1
     assert build("swa", CELL, 50).config.mixer_of_layer()[1].window == 32
 
