@@ -63,11 +63,12 @@ PRESETS: dict[str, Settings] = {
             "num_hidden_layers": 2,
             "num_attention_heads": 8,
             "memory.architecture.expansion": 1,
+            "memory.chunk": 64,
         },
         "parameters": 200_000,
         "length": 256,
         "batch": 8,
-        "steps": 250,
+        "steps": 600,
         "learning_rate": 4e-3,
         "warmup": 20,
         "validation_tokens": 65_536,
@@ -171,7 +172,7 @@ def deviations(settings: Settings) -> list[str]:
         "the paper: 760M, 30B tokens of FineWeb at length 4096",
         f"tokenizer {settings['tokenizer']} and bits per byte instead of T5's 32K vocabulary and "
         "perplexity; no common-sense tasks",
-        "Muon steps once a chunk unless memory.optimizer.period is 1",
+        "Muon steps every 16 tokens unless memory.optimizer.period is 1",
     ]
 
 
