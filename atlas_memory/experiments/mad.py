@@ -287,7 +287,7 @@ def plot(results: list[Result], figure: Figure) -> None:
     axes.set_xticks(range(len(groups)), names, fontsize=8)
     axes.set_ylabel("accuracy (MAD)")
     axes.set_ylim(0, 105)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(variants))
 
 
 def deviations(settings: Mapping[str, Any]) -> list[str]:
