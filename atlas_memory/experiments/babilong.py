@@ -57,7 +57,7 @@ SMALL: dict[str, Any] = {
     ],
     "rate": 4e-3,
     "price": 0.15,
-    # tokens, samples; [10_000_000, 2] is another half hour for Titans on one core
+    # tokens, samples; [10_000_000, 2] is another quarter of an hour for Titans on a core
     "lengths": [[4_000, 64], [16_000, 32], [128_000, 8], [1_000_000, 4]],
 }
 PRESETS = {
