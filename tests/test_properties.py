@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import atlas_memory as am
-from tests.memory.cases import Problem, draw, named_gates, package
+from tests.memory.cases import Problem, draw, package
 from tests.memory.grid import ALL
 
 SPECS = st.sampled_from(ALL)
@@ -44,7 +44,7 @@ def spliced(here: Problem, other: Problem, now: int) -> Problem:
     def join(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.cat([a[:, :, :now], b[:, :, now:]], 2)
 
-    mine, theirs = named_gates(here.gates), named_gates(other.gates)
+    mine, theirs = here.gates.named(), other.gates.named()
     gates = {name: join(mine[name], theirs[name]) for name in mine if mine[name].ndim > 1}
     q, k, v = join(here.q, other.q), join(here.k, other.k), join(here.v, other.v)
     return replace(here, q=q, k=k, v=v, gates=replace(here.gates, **gates))

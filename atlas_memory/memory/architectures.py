@@ -6,6 +6,7 @@ form), the sum over a chunk's pairs (chunkwise), a kernel expansion (phi*) or on
 dl/dW_l = sum_i d_i (x) x_i, with d = dl/d(W x).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
@@ -19,6 +20,7 @@ from torch.nn.functional import gelu
 LinearMap = Callable[[Tensor], Tensor]
 Tape = tuple[Tensor, ...]
 RankOne = tuple[Tensor, Tensor]
+SMALL = 1e-4  # what keeps the length of a hidden layer of zeros from dividing by nothing
 
 
 def plain(W: Tensor) -> LinearMap:
@@ -51,11 +53,17 @@ def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
 
 
 class Architecture(Protocol):
-    """`inputs` are the positions of the matrices that act on phi(x) itself."""
+    """`inputs` are the positions of the matrices that act on phi(x) itself.
+
+    `hidden` makes the features h that the output matrix W[0] reads, from the maps of the other
+    matrices; `back` takes dl/dh through them to dl/d(W x) of each.
+    """
 
     @property
     def inputs(self) -> tuple[int, ...]: ...
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]: ...
+    def hidden(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]: ...
+    def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]: ...
     def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]: ...
     def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]: ...
 
@@ -70,6 +78,12 @@ class Matrix:
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
         return ((dv, features),)
 
+    def hidden(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
+        return phi, ()
+
+    def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
     def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
         return maps[0](phi), (phi,)
 
@@ -77,65 +91,92 @@ class Matrix:
         return ((e, tape[0]),)
 
 
-def _require_expansion(expansion: int) -> None:
-    if expansion < 1:
-        raise ValueError(
-            f"expansion={expansion}: the hidden layer needs an expansion of at least 1"
-        )
-
-
 @dataclass(frozen=True)
-class MLP:
-    """M(x) = x + W1 s(W2 phi(x)), s = GELU. W1 [dv, hidden], W2 [hidden, D].   [Atlas Eq. 42]"""
+class _Deep(ABC):
+    """M(x) = x + W1 h(phi(x)): what the two networks with a hidden layer share.
+
+    normalize: h / sqrt(||h||^2 + 1e-4), written and read, so that a step is the delta rule's.
+    """
 
     expansion: int = 4
     residual: bool = True
-    inputs = (1,)
+    normalize: bool = False
 
     def __post_init__(self) -> None:
-        _require_expansion(self.expansion)
+        if self.expansion < 1:
+            raise ValueError(
+                f"expansion={self.expansion}: the hidden layer needs an expansion of at least 1"
+            )
+
+    @abstractmethod
+    def activate(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
+        """The hidden layer before its normalization, and what `through` needs."""
+
+    @abstractmethod
+    def through(self, tape: Tape, ds: Tensor) -> tuple[Tensor, ...]:
+        """dl/d(W x) of every hidden matrix from the gradient ds at `activate`."""
+
+    def hidden(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
+        s, tape = self.activate(maps, phi)
+        if not self.normalize:
+            return s, tape
+        inverse = torch.rsqrt(s.square().sum(dim=-1, keepdim=True) + SMALL)
+        h = s * inverse
+        return h, (h, inverse, *tape)
+
+    def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]:
+        if not self.normalize:
+            return self.through(tape, dh)
+        h, inverse, *rest = tape
+        along = (h * dh).sum(dim=-1, keepdim=True)
+        return self.through(tuple(rest), (dh - h * along) * inverse)
+
+    def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
+        h, tape = self.hidden(maps[1:], phi)
+        y = maps[0](h)
+        return (y + x if self.residual else y), (phi, h, *tape)
+
+    def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]:
+        phi, h, *own = tape
+        return ((e, h), *((d, phi) for d in self.back(tuple(own), e @ W[0])))
+
+
+@dataclass(frozen=True)
+class MLP(_Deep):
+    """M(x) = x + W1 s(W2 phi(x)), s = GELU. W1 [dv, hidden], W2 [hidden, D].   [Atlas Eq. 42]"""
+
+    inputs = (1,)
 
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
         hidden = self.expansion * dv
         return ((dv, hidden), (hidden, features))
 
-    def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
-        z = maps[1](phi)
-        h = gelu(z)
-        y = maps[0](h)
-        return (y + x if self.residual else y), (phi, z, h)
+    def activate(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
+        z = maps[0](phi)
+        return gelu(z), (z,)
 
-    def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]:
-        phi, z, h = tape
-        return ((e, h), (_through_gelu(e @ W[0], z), phi))
+    def through(self, tape: Tape, ds: Tensor) -> tuple[Tensor, ...]:
+        return (_through_gelu(ds, tape[0]),)
 
 
 @dataclass(frozen=True)
-class GatedMLP:
+class GatedMLP(_Deep):
     """M(x) = x + W1 (s(W2 phi(x)) * W3 phi(x)), the memory of Atlas++.   [Atlas Eq. 43]"""
 
-    expansion: int = 4
-    residual: bool = True
     inputs = (1, 2)
-
-    def __post_init__(self) -> None:
-        _require_expansion(self.expansion)
 
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
         hidden = self.expansion * dv
         return ((dv, hidden), (hidden, features), (hidden, features))
 
-    def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
-        z2, z3 = maps[1](phi), maps[2](phi)
+    def activate(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
+        z2, z3 = maps[0](phi), maps[1](phi)
         s = gelu(z2)
-        h = s * z3
-        y = maps[0](h)
-        return (y + x if self.residual else y), (phi, z2, z3, s, h)
+        return s * z3, (z2, z3, s)
 
-    def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]:
-        phi, z2, z3, s, h = tape
-        dh = e @ W[0]
-        return ((e, h), (_through_gelu(dh * z3, z2), phi), (dh * s, phi))
+    def through(self, tape: Tape, ds: Tensor) -> tuple[Tensor, ...]:
+        z2, z3, s = tape
+        return _through_gelu(ds * z3, z2), ds * s
 
 
 MemoryArchitecture = Matrix | MLP | GatedMLP

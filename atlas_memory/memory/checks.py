@@ -77,14 +77,21 @@ def _check_gates(gates: Gates, spec: MemorySpec, k: Tensor) -> None:
         raise ValueError(
             f"alpha {list(gates.alpha.shape)}: NoRetention() keeps everything, alpha must be None"
         )
+    if gates.hidden is not None and not spec.online:
+        raise ValueError(
+            f'hidden {list(gates.hidden.shape)}: only a deep memory with output="online" steps its '
+            "hidden matrices apart, here it must be None"
+        )
     right = {"alpha": alpha, "eta": [b, h, t], "theta": [b, h, t], "gamma": [b, h, t, spec.window]}
-    for (name, shape), gate in zip(right.items(), gates.tensors(), strict=True):
-        if gate is not None and list(gate.shape) != shape:
+    right["hidden"] = [b, h, t]
+    for name, gate in gates.named().items():
+        shape = right[name]
+        if list(gate.shape) != shape:
             why = {"alpha": f" for {spec.retention!r}", "gamma": f" for window={spec.window}"}
             raise ValueError(
                 f"{name} {list(gate.shape)}: memorize needs {shape}{why.get(name, '')}"
             )
-        if gate is not None and name in ("alpha", "theta") and bool((gate < 0).any()):
+        if name in ("alpha", "theta") and bool((gate < 0).any()):
             raise ValueError(f"{name} has {float(gate.min()):.3g}: a decay must be 0 or more")
 
 

@@ -8,6 +8,7 @@ three small matrix products per matrix of the memory, shaped like attention over
 `docs/chunkwise.md` derives it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from atlas_memory.memory.architectures import RankOne, plain
 from atlas_memory.memory.omega import band, carried, decay
 from atlas_memory.memory.optimizers import Momentum
 from atlas_memory.memory.pair_sum import read_pairs, write_pairs
-from atlas_memory.memory.retention import ChannelRetention, ScalarRetention
+from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
 
@@ -71,8 +72,19 @@ def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     steps = band(by_block(-eta[..., None] * gamma, block, 0.0))
     decays = by_block(alpha, block, 1.0), steps, by_block(theta, block, 0.0)
     c = coefficients(spec, *decays)
-    made = [by_slot(x, len(q)) for x in (c.A, c.C, c.B, c.T, c.P) if x is not None]
-    return (q, k, v, alpha, *made)
+    return (q, k, v, alpha, *(by_slot(x, len(q)) for x in in_streams(c)))
+
+
+def in_streams(c: Coefficients) -> Tensors:
+    """Those that are there; P is only asked for where there is a momentum."""
+    return tuple(x for x in (c.A, c.C, c.B, c.T, c.P) if x is not None)
+
+
+def from_streams(parts: Sequence[Tensor], columns: int) -> Coefficients:
+    """The inverse of `in_streams`, for a block of so many pairs."""
+    A, C, *momentum = parts
+    B, T, P = (*momentum, None, None, None)[:3]
+    return Coefficients(A, C[..., :columns], B, T, None if P is None else P[..., :columns])
 
 
 def by_block(x: Tensor, block: int, fill: float) -> Tensor:
@@ -92,12 +104,7 @@ def hoisted(spec: MemorySpec, streams: Tensors) -> Coefficients:
     if isinstance(spec.retention, ChannelRetention):
         eta, theta, gamma = rest
         return coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
-    A, C, *momentum = rest
-    n = k.shape[1]
-    if not momentum:
-        return Coefficients(A, C[..., :n])
-    B, T, P = momentum
-    return Coefficients(A, C[..., :n], B, T, P[..., :n])
+    return from_streams(rest, k.shape[1])
 
 
 def rows_at(c: Coefficients, count: Tensor) -> Coefficients:
@@ -163,7 +170,7 @@ def gradients(
 
 def gradient_point(spec: MemorySpec, L: Tensors, alpha: Tensor) -> Tensors:
     """The weights at which a chunk's gradients are taken."""
-    if isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient:
+    if spec.decays_first:
         return tuple(alpha[:, :1, None] * w for w in L)
     return tuple(spec.retention.weights(w) for w in L)
 

@@ -94,3 +94,52 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     """x [b, h, s, ..] at index [b, n] -> [b, h, n, ..]."""
     shape = index.shape[0], 1, index.shape[1], *(1,) * (x.dim() - 3)
     return x.gather(2, index.view(shape).expand(-1, x.shape[1], -1, *x.shape[3:]))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows cut where their chunks begin, whatever stands open: a block is one chunk or a part.
+
+    first [b, blocks]: the block's first new token. count [b, blocks]: tokens that it has. fresh
+    [b, blocks]: a document begins with it. place [b, blocks * chunk]: where in its chunk a slot's
+    token stands. slot [b, t]: where each new token went.
+    """
+
+    first: Tensor
+    count: Tensor
+    fresh: Tensor
+    place: Tensor
+    slot: Tensor
+    chunk: int
+
+    def tokens(self, new: int, lookback: int = 0) -> Tensor:
+        """Index of every slot's token, each block behind `lookback` others: [b, slots].
+
+        Counted from the first of them: index `lookback` is new token 0.
+        """
+        offsets = torch.arange(self.chunk + lookback, device=self.first.device)
+        return (self.first[..., None] + offsets).clamp(max=new + lookback - 1).flatten(1)
+
+
+def cut_blocks(
+    position: Tensor, tokens: int, chunk: int, starts: Tensor | None, lengths: Tensor | None
+) -> Blocks:
+    """Blocks of rows that stand anywhere in their chunks, end anywhere and hold documents."""
+    place = age_of_tokens(position, tokens, starts) % chunk
+    begins = place == 0
+    begins[:, 0] = True
+    number = begins.long().cumsum(dim=1) - 1
+    index = torch.arange(tokens, device=position.device)
+    shape = len(position), int(number.max()) + 1
+    first = torch.full(shape, tokens, device=position.device)
+    first.scatter_reduce_(1, number, index.expand_as(number), "amin")
+    there = torch.ones_like(number) if lengths is None else (index < lengths[:, None]).long()
+    count = torch.zeros(shape, dtype=torch.long, device=position.device)
+    count.scatter_add_(1, number, there)
+    at = first.clamp(max=tokens - 1)
+    fresh = torch.zeros_like(at, dtype=torch.bool) if starts is None else starts.gather(1, at)
+    # A row with fewer blocks than others has empty ones behind its own, which begin nothing.
+    fresh = fresh & (count > 0)
+    places = place.gather(1, at)[..., None] + torch.arange(chunk, device=position.device)
+    slot = number * chunk + index - first.gather(1, number)
+    return Blocks(first, count, fresh, places.flatten(1), slot, chunk)

@@ -1,5 +1,6 @@
 """memorize: one call for every memory of the paper."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,20 +13,21 @@ from atlas_memory.memory.decode import decode
 from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
-from atlas_memory.memory.linear import block_size, linear_body
+from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
 from atlas_memory.memory.omega import Gates, mask_young
+from atlas_memory.memory.online import memorize_online_recurrent, newborn, to_state
+from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.optimizers import Implicit, Muon
 from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.retention import ChannelRetention
-from atlas_memory.memory.scan import Body, Plan, scan
+from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
 from atlas_memory.memory.tokens import Tokens
 from atlas_memory.memory.tracing import untraced
 
 FORMS = ("chunkwise", "recurrent")
-KEPT_BYTES = 2**30
 _compiles = False
 
 
@@ -68,7 +70,10 @@ def memorize(
             spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
         )
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
-        if form == "chunkwise" and _decodes(tokens, spec):
+        if spec.online:
+            run = memorize_online_recurrent if form == "recurrent" else memorize_online
+            y, after = run(tokens, state, initial, spec)
+        elif form == "chunkwise" and _decodes(tokens, spec):
             y, after = decode(tokens, state, spec)
         else:
             y, start, momentum, past = _run(form, tokens, state, initial, spec)
@@ -109,12 +114,11 @@ def fresh_state(
         momentum = empty if spec.optimizer.momentum else ()
         never = torch.zeros(b, old, dtype=torch.bool, device=k.device)
         past = KernelPast(k.new_zeros(b, h, old, dk), empty, momentum, never)
-    return MemoryState(
+    momentum = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
+    state = MemoryState(
         spec=spec,
         start=initial,
-        start_momentum=tuple(torch.zeros_like(w) for w in initial)
-        if spec.optimizer.momentum
-        else (),
+        start_momentum=momentum,
         keys=k.new_zeros(b, h, recent, dk),
         values=v.new_zeros(b, h, recent, dv),
         gates=gates,
@@ -122,6 +126,7 @@ def fresh_state(
         constants=constants,
         past=past,
     )
+    return to_state(state, newborn(spec, initial)) if spec.online else state
 
 
 def _complete(
@@ -129,7 +134,7 @@ def _complete(
 ) -> Gates:
     """Every gate in its full shape, what is None filled in, gates of pairs that never were shut."""
     b, h, t = k.shape[:3]
-    alpha, eta, theta, gamma = gates.tensors()
+    alpha, eta, theta, gamma = gates.alpha, gates.eta, gates.theta, gates.gamma
     if alpha is None:
         channel = isinstance(spec.retention, ChannelRetention)
         wide = (spec.features.dim(k.shape[-1]),) if channel else ()
@@ -142,7 +147,10 @@ def _complete(
     eta = eta.to(k)
     if isinstance(spec.optimizer, Implicit):
         eta = eta / (1 + eta * spec.features(k, constants).square().sum(-1))
-    return Gates(alpha.to(k), eta, theta.to(k), mask_young(gamma.to(k), age[:, None]))
+    hidden = None
+    if spec.online:
+        hidden = eta if gates.hidden is None else gates.hidden.to(k)
+    return Gates(alpha.to(k), eta, theta.to(k), mask_young(gamma.to(k), age[:, None]), hidden)
 
 
 def _run(
@@ -188,6 +196,12 @@ def _body(spec: MemorySpec) -> Body:
     return mapped_body(spec) if spec.retention.mapped else pair_body(spec)
 
 
+def _hoist(spec: MemorySpec) -> Callable[[MemorySpec, Tensors, int], Tensors]:
+    if spec.linear:
+        return hoist_linear
+    return hoist_muon if isinstance(spec.optimizer, Muon) else hoist
+
+
 def _memorize_chunkwise(
     tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
 ) -> tuple[Tensor, Tensors, Tensors]:
@@ -196,9 +210,7 @@ def _memorize_chunkwise(
     block = block_size(spec) if spec.linear else spec.chunk
     layout = _layout(tokens, block)
     streams = _streams(tokens, layout, spec.window - 1)
-    if not spec.linear:
-        muon = isinstance(spec.optimizer, Muon)
-        streams = (hoist_muon if muon else hoist)(spec, streams, block)
+    streams = _hoist(spec)(spec, streams, block)
     heads = tokens.keys.shape[1]
     plan = Plan(
         block=block,
@@ -229,9 +241,7 @@ def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensor
     if _per_token(spec):
         return 0
     pairs = block * spec.window if spec.linear else block + spec.window - 1
-    # each matrix leaves about eight activations per pair, and the window its square matrices
-    floats = 8 * sum(w.shape[-1] + w.shape[-2] for w in initial) + 8 * pairs
-    return KEPT_BYTES // (streams[0].element_size() * streams[0].shape[0] * pairs * floats)
+    return kept_blocks(pairs, initial, streams[0])
 
 
 def _flat(tensors: Tensors) -> Tensors:

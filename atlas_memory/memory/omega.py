@@ -22,27 +22,30 @@ class Gates:
     alpha and theta are decays, 0 or more.
 
     alpha [b, h, t] ([h] for FixedRetention, [b, h, t, D] for ChannelRetention), eta [b, h, t],
-    theta [b, h, t], gamma [b, h, t, c]: gamma[t, j] gates token t - j in step t.
+    theta [b, h, t], gamma [b, h, t, c]: gamma[t, j] gates token t - j in step t. hidden [b, h, t]:
+    the step mu of the hidden matrices where the output matrix is written exactly; None means eta.
     """
 
     alpha: Tensor | None = None
     eta: Tensor | None = None
     theta: Tensor | None = None
     gamma: Tensor | None = None
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return tuple(getattr(self, field.name) for field in fields(self))
+    hidden: Tensor | None = None
 
     def complete(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All four, after `memorize` has filled in what was None."""
-        alpha, eta, theta, gamma = self.tensors()
+        """All but `hidden`, after `memorize` has filled in what was None."""
+        alpha, eta, theta, gamma = self.alpha, self.eta, self.theta, self.gamma
         assert alpha is not None and eta is not None and theta is not None and gamma is not None
         return alpha, eta, theta, gamma
 
+    def named(self) -> dict[str, Tensor]:
+        """Those that are there, by name."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: gate for name, gate in given.items() if gate is not None}
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Gates":
         """The same gates with `change` applied to every one of them."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{n: change(x) for n, x in given.items() if x is not None})
+        return replace(self, **{name: change(gate) for name, gate in self.named().items()})
 
 
 def mask_young(gamma: Tensor, age: Tensor) -> Tensor:

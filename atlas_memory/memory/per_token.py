@@ -109,7 +109,7 @@ def _hoisted_muon(spec: MemorySpec, streams: Tensors) -> MuonChunk:
     return MuonChunk(T, P[..., : k.shape[1]], A, E[:, None, :, :steps], since)
 
 
-def _orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
+def orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
     """NS of every matrix; those of one shape, up to transposition, in a single batch."""
     flat = [s if s.shape[-2] <= s.shape[-1] else s.mT for s in S]
     if len({s.shape for s in flat}) > 1:
@@ -145,7 +145,7 @@ def _muon_accumulators(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """For every matrix, L' and L behind every step; and S behind the chunk."""
     momenta = [_momenta(optimizer, c, s, p) for s, p in zip(S, pairs, strict=True)]
-    N = _orthogonal(optimizer, [at_steps for at_steps, _ in momenta])
+    N = orthogonal(optimizer, [at_steps for at_steps, _ in momenta])
     E, A = c.E[:, :, optimizer.stepping], c.A[:, optimizer.stepping]
     made = [_behind_steps(E, A, w, n) for w, n in zip(L, N, strict=True)]
     return made, [last for _, last in momenta]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.optimizers import Muon, TokenGates
-from atlas_memory.memory.retention import ChannelRetention, ScalarRetention
+from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, Tensors
 from atlas_memory.memory.tokens import Tokens
@@ -78,12 +78,12 @@ def _token_gates(spec: MemorySpec, tokens: Tokens, i: int, age: Tensor) -> Token
 
 def _read_token(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int, age: Tensor) -> Memory:
     """One token: open a chunk where one begins, take the window's gradient, step."""
-    begins = age % (spec.open_tokens + 1) == 0
+    begins = age % spec.rhythm == 0
     L_start = _where(begins, memory.L, memory.L_start)
     S_start = _where(begins, memory.S, memory.S_start)
     gates = _token_gates(spec, tokens, i, age)
     W = tuple(spec.retention.weights(w) for w in L_start)
-    if isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient:
+    if spec.decays_first:
         W = tuple(gates.alpha * w for w in W)
     keys, values = tokens.window(i, spec.window)
     gamma = tokens.gates.complete()[3][:, :, i].flip(-1)

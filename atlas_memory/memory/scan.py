@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Tensors = tuple[Tensor, ...]
+KEPT_BYTES = 2**30
 Body = Callable[[Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, Tensors]]
 """(state, streams of one block, shared, count) -> (y, state behind the block)."""
 
@@ -23,6 +24,7 @@ Body = Callable[[Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, Tensor
 class Plan:
     """How `slots` tokens are cut. widths: extra leading entries of each stream (its look-back).
 
+    apart: each block has a look-back of its own in front of it, instead of the slots before it.
     partial: a block that is not full still moves the state on (linear memories).
     kept: blocks whose graph is kept for the backward pass instead of being run again.
     fresh, count [g, blocks]: for rows that differ; see `layout.Layout`.
@@ -32,6 +34,7 @@ class Plan:
     slots: int
     lookbacks: tuple[int, ...]
     partial: bool
+    apart: bool = False
     kept: int = 0
     fresh: Tensor | None = None
     count: Tensor | None = None
@@ -48,7 +51,15 @@ class Plan:
         return tuple(None if x is None else self._slice(x, j, w) for x, w in widths)
 
     def _slice(self, x: Tensor, j: int, lookback: int) -> Tensor:
-        return x[:, j * self.block : min((j + 1) * self.block, self.slots) + lookback]
+        begin = j * (self.block + lookback if self.apart else self.block)
+        return x[:, begin : begin + min(self.block, self.slots - j * self.block) + lookback]
+
+
+def kept_blocks(pairs: int, matrices: Tensors, like: Tensor) -> int:
+    """How many blocks' graphs fit the budget, for rows and numbers like those of `like`."""
+    # each matrix leaves about eight activations per pair, and the window its square matrices
+    floats = 8 * sum(w.shape[-1] + w.shape[-2] for w in matrices) + 8 * pairs
+    return KEPT_BYTES // (like.element_size() * like.shape[0] * pairs * floats)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "optimizer": OPTIMIZERS,
     "retention": RETENTIONS,
 }
+OUTPUTS = ("chunk", "online")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class MemorySpec:
     """The choices that make a memory; what does not go together is refused when it is built.
 
     window: pairs that a step looks at (c). chunk: tokens whose gradients share one point (b).
+    output: "chunk" takes the gradients of all matrices at the chunk's start, "online" writes the
+    output matrix exactly, at every token (`online.py`), and only hidden matrices from the start.
     stop_gradient: the outer gradient takes the inner ones as constants.
     """
 
@@ -49,6 +52,7 @@ class MemorySpec:
     window: int = 1
     chunk: int = 64
     stop_gradient: bool = False
+    output: str = "chunk"
 
     def __post_init__(self) -> None:
         for name in ("window", "chunk"):
@@ -60,13 +64,28 @@ class MemorySpec:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not one of {_constructors(known)}"
                 )
-        for clash, reason in _clashes(self):
+        if self.output not in OUTPUTS:
+            raise ValueError(f"output={self.output!r}: choose one of {', '.join(OUTPUTS)}")
+        for clash, reason in (*_clashes(self), *_online_clashes(self)):
             if clash:
                 raise ValueError(reason)
 
     @property
+    def online(self) -> bool:
+        """A deep memory whose output matrix is exact at every token."""
+        return self.output == "online" and not isinstance(self.architecture, Matrix)
+
+    @property
+    def decays_first(self) -> bool:
+        """Whether a gradient is taken at alpha_t W_{t-1} instead of W_{t-1}."""
+        before = isinstance(self.retention, ScalarRetention) and self.retention.before_gradient
+        return before or self.output == "online"
+
+    @property
     def linear(self) -> bool:
         """A linear memory that is exact token by token, and computed by a triangular solve."""
+        if self.output == "online":
+            return isinstance(self.architecture, Matrix)
         return (
             isinstance(self.architecture, Matrix)
             and isinstance(self.bias, DotProduct | L2)
@@ -77,9 +96,14 @@ class MemorySpec:
         )
 
     @property
+    def rhythm(self) -> int:
+        """Tokens after which the rule repeats itself: the chunk, where there is one."""
+        return 1 if self.linear else self.chunk
+
+    @property
     def open_tokens(self) -> int:
         """How many tokens of an unfinished chunk a state carries at most."""
-        return 0 if self.linear else self.chunk - 1
+        return 0 if self.linear or self.online else self.chunk - 1
 
     @property
     def recent_pairs(self) -> int:
@@ -147,7 +171,7 @@ def _clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
     plain = isinstance(spec.retention, NoRetention | FixedRetention | ScalarRetention)
     return (
         (
-            before and spec.chunk != 1,
+            before and spec.chunk != 1 and spec.output == "chunk",
             f"ScalarRetention(before_gradient=True) does not go with chunk={spec.chunk}: inside a "
             "chunk all gradients share one point that no decay has reached; use chunk=1",
         ),
@@ -186,5 +210,39 @@ def _clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
             isinstance(spec.optimizer, Muon) and spec.optimizer.period > spec.chunk,
             f"Muon(period={getattr(spec.optimizer, 'period', 0)}) does not go with "
             f"chunk={spec.chunk}: the period is counted inside a chunk and would never be reached",
+        ),
+    )
+
+
+def _online_clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
+    """What output="online" asks of the other choices."""
+    if spec.output != "online":
+        return ()
+    hint = '; use output="chunk"'
+    return (
+        (
+            not isinstance(spec.bias, L2 | DotProduct),
+            f'output="online" does not go with {type(spec.bias).__name__}(): the exact step is '
+            f"solved for errors that are linear in the memory, L2() or DotProduct(){hint}",
+        ),
+        (
+            not isinstance(spec.retention, NoRetention | FixedRetention | ScalarRetention),
+            f'output="online" does not go with {type(spec.retention).__name__}(): it forgets with '
+            f"one alpha per token, NoRetention(), FixedRetention() or ScalarRetention(){hint}",
+        ),
+        (
+            isinstance(spec.optimizer, Implicit),
+            'output="online" does not go with Implicit(), which has an exact step of its own'
+            f"{hint}",
+        ),
+        (
+            isinstance(spec.optimizer, Muon) and isinstance(spec.architecture, Matrix),
+            'output="online" does not go with Muon() and Matrix(): Muon orthogonalizes hidden '
+            f"matrices, and Matrix() has none{hint}",
+        ),
+        (
+            isinstance(spec.features, Exponential),
+            'output="online" does not go with Exponential(): its hidden matrices are kernel '
+            f"expansions{hint}",
         ),
     )

@@ -61,6 +61,10 @@ class MemoryState:
     keys, values [b, h, R, d]: the last R = window - 1 + chunk - 1 pairs, newest last.
     gates: of the last chunk - 1 tokens, newest last. position [b]: tokens read so far.
     constants: of the feature map. past: the kernel expansion of Exponential. open: see OpenChunk.
+
+    A memory with output="online" is up to date at every token: start holds the output matrix as
+    it is now and the hidden ones as of the chunk's start, hidden these as they are now, recent
+    [b, h, c - 1, out] their rank-one parts d of the last pairs; keys and values are the window's.
     """
 
     spec: MemorySpec
@@ -73,11 +77,13 @@ class MemoryState:
     constants: Tensor | None = None
     past: KernelPast | None = None
     open: OpenChunk | None = None
+    hidden: Tensors = ()
+    recent: Tensors = ()
 
     @property
     def offset(self) -> Tensor:
         """Tokens of the open chunk, per row."""
-        return self.position % (self.spec.open_tokens + 1)
+        return self.position % self.spec.rhythm
 
     @property
     def weights(self) -> Tensors:
@@ -94,6 +100,8 @@ class MemoryState:
         from atlas_memory.memory.kernel import replay_kernel
         from atlas_memory.memory.recurrent import replay
 
+        if self.spec.online:
+            return (self.start[0], *self.hidden), self.start_momentum
         return replay(self) if self.past is None else replay_kernel(self)
 
     @property
@@ -104,7 +112,7 @@ class MemoryState:
 
     def _open_numbers(self) -> int:
         spec, (b, h) = self.spec, self.keys.shape[:2]
-        if spec.linear or self.past is not None:
+        if spec.linear or spec.online or self.past is not None:
             return 0
         slots = spec.window - 1 + spec.chunk
         materialized = isinstance(spec.optimizer, Muon) or spec.retention.mapped
@@ -247,4 +255,6 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
         position=tensors["position"],
         constants=tensors.get("constants"),
         past=past,
+        hidden=several("hidden"),
+        recent=several("recent"),
     )

@@ -15,6 +15,7 @@ from atlas_memory.memory.state import MemoryState
 class Tokens:
     """keys, values, gates run over (recent, new): index recent + t is new token t; queries only
     over the new ones. Gates of recent tokens are meaningful for the open chunk alone.
+    opened: whether an open chunk's tokens are read once more.
     """
 
     queries: Tensor
@@ -24,6 +25,7 @@ class Tokens:
     recent: int
     position: Tensor
     block: int
+    opened: bool
     starts: Tensor | None = None
     lengths: Tensor | None = None
     constants: Tensor | None = None
@@ -40,18 +42,20 @@ class Tokens:
         q, k, v = qkv
         recent, spec = state.keys.shape[2], state.spec
         missing = recent - spec.open_tokens
-        joined = [
-            torch.cat([_pad_front(old, missing), new], dim=2)
-            for old, new in zip(state.gates.complete(), gates.complete(), strict=True)
-        ]
+        carried = state.gates.named()
+        joined = {
+            name: torch.cat([_pad_front(carried.get(name, new[:, :, :0]), missing), new], dim=2)
+            for name, new in gates.named().items()
+        }
         return cls(
             queries=q,
             keys=torch.cat([state.keys, k], dim=2),
             values=torch.cat([state.values, v], dim=2),
-            gates=Gates(*joined),
+            gates=Gates(**joined),
             recent=recent,
             position=state.position,
-            block=spec.open_tokens + 1,
+            block=spec.rhythm,
+            opened=spec.open_tokens > 0,
             starts=starts,
             lengths=lengths,
             constants=state.constants,
@@ -73,7 +77,7 @@ class Tokens:
 
     def indices(self) -> range:
         """From the first token of any row's open chunk to the last new one."""
-        opened = int(self.offset.max()) if self.block > 1 else 0
+        opened = int(self.offset.max()) if self.opened else 0
         return range(self.recent - opened, self.recent + self.new)
 
     def window(self, i: int, width: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import atlas_memory as am
-from tests import oracles
+from tests import online_oracle, oracles
 
 OUTPUT = 1e-9
 GRADIENT = 1e-7
@@ -38,26 +38,21 @@ class Problem:
 
     def each(self, f: Callable[[Tensor], Tensor]) -> Problem:
         """f of every tensor that has a row and a time axis."""
-        gates = {name: gate for name, gate in named_gates(self.gates).items() if gate.ndim > 1}
+        gates = {name: gate for name, gate in self.gates.named().items() if gate.ndim > 1}
         changed = replace(self.gates, **{name: f(gate) for name, gate in gates.items()})
         return replace(self, q=f(self.q), k=f(self.k), v=f(self.v), gates=changed)
 
     def leaves(self) -> tuple[Problem, dict[str, Tensor]]:
         """A copy whose tensors all ask for gradients, and those tensors by name."""
-        named = {"q": self.q, "k": self.k, "v": self.v, **named_gates(self.gates)}
+        named = {"q": self.q, "k": self.k, "v": self.v, **self.gates.named()}
         named |= {f"weight {j}": w for j, w in enumerate(self.weights)}
         if self.coefficients is not None:
             named["coefficients"] = self.coefficients
         leaf = {name: x.detach().clone().requires_grad_() for name, x in named.items()}
-        gates = replace(self.gates, **{name: leaf[name] for name in named_gates(self.gates)})
+        gates = replace(self.gates, **{name: leaf[name] for name in self.gates.named()})
         weights = tuple(leaf[f"weight {j}"] for j in range(len(self.weights)))
         qkv = leaf["q"], leaf["k"], leaf["v"]
         return Problem(*qkv, gates, weights, leaf.get("coefficients")), leaf
-
-
-def named_gates(gates: am.Gates) -> dict[str, Tensor]:
-    values = {name: getattr(gates, name) for name in ("alpha", "eta", "theta", "gamma")}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -104,6 +99,9 @@ def draw(
         theta=None if type(spec.optimizer).__name__ in ("GradientDescent", "Implicit") else theta,
         gamma=None if type(spec.optimizer).__name__ == "Implicit" else gamma,
     )
+    if spec.online:  # exact steps bear more, and the hidden matrices have their own
+        eta = uniform(0.1, 0.9, *grid) / (1 + gamma.sum(-1))
+        gates = replace(gates, eta=eta, hidden=uniform(0.02, 0.2, *grid))
     lead = (s.rows, s.heads) if own_weights else (s.heads,)
     weights = tuple(normal(*lead, *shape) / shape[1] ** 0.5 for shape in shapes(spec, s, width))
     if kind == "SoftmaxRetention":
@@ -135,7 +133,8 @@ def package(problem: Problem, spec: am.MemorySpec, form: str, **more: Any) -> An
 def oracle(problem: Problem, spec: am.MemorySpec) -> oracles.Result:
     p = problem
     phi = features_for_oracle(spec, p.q.shape[-1], p.coefficients)
-    return oracles.memorize(p.q, p.k, p.v, p.gates, p.weights, spec, phi)
+    memorize = online_oracle.memorize if spec.output == "online" else oracles.memorize
+    return memorize(p.q, p.k, p.v, p.gates, p.weights, spec, phi)
 
 
 def features_for_oracle(spec: am.MemorySpec, dk: int, coefficients: Tensor | None) -> Any:
@@ -202,6 +201,7 @@ def describe(spec: am.MemorySpec) -> str:
     """A short test id."""
     choices = (spec.features, spec.architecture, spec.bias, spec.optimizer, spec.retention)
     stopped = "-stopped" if spec.stop_gradient else ""
+    stopped += "-online" if spec.output == "online" else ""
     return "-".join(map(short, choices)) + f"-b{spec.chunk}-c{spec.window}{stopped}"
 
 

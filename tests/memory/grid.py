@@ -145,7 +145,52 @@ KERNELS = (
     kernel(am.Exponential(normalize=False), architecture=am.GatedMLP(2), bias=am.Lp(3.0), chunk=4),
 )
 
-ALL = GRID + EXTRA + STOPPED + KERNELS
+# The output matrix exact at every token: both deep networks, every optimizer, two feature maps and
+# windows of one pair, below and above the chunk; the other choices turn beside them.
+ONLINE = tuple(
+    am.MemorySpec(
+        features=features,
+        architecture=architecture(2, residual=n % 5 != 0, normalize=n % 3 != 0),
+        bias=am.DotProduct() if n % 7 == 6 else am.L2(),
+        optimizer=optimizer,
+        retention=(am.ScalarRetention(), am.ScalarRetention(), am.NoRetention())[n % 3],
+        window=window,
+        chunk=4,
+        output="online",
+    )
+    for n, (architecture, optimizer, features, window) in enumerate(
+        itertools.product(
+            (am.MLP, am.GatedMLP),
+            (am.GradientDescent(), am.Momentum(), am.Muon(5), am.Muon(3, 2), am.Muon(5, 4)),
+            (am.Identity(), am.Polynomial(2)),
+            (1, 3, 6),
+        )
+    )
+)
+ONLINE += (
+    matrix(output="online", retention=am.ScalarRetention(), chunk=4, window=3),
+    matrix(output="online", retention=am.FixedRetention(), optimizer=am.Momentum(), chunk=4),
+    matrix(output="online", architecture=am.MLP(2), retention=am.FixedRetention(), window=2),
+    matrix(
+        output="online",
+        architecture=am.MLP(2, normalize=True),
+        retention=am.ScalarRetention(),
+        window=3,
+        chunk=5,
+        stop_gradient=True,
+    ),
+    matrix(
+        output="online",
+        architecture=am.GatedMLP(2),
+        retention=am.ScalarRetention(),
+        optimizer=am.Muon(5, 3),
+        window=2,
+        chunk=7,
+    ),
+)
+
+ALL = GRID + EXTRA + STOPPED + KERNELS + ONLINE
 # A few of every kind, for the tests that run each of them many times.
 FEW = (GRID[1], GRID[7], GRID[18], GRID[28], GRID[46], GRID[63], EXTRA[1], EXTRA[3], EXTRA[5])
 FEW += (EXTRA[7], EXTRA[8], EXTRA[11], EXTRA[15], EXTRA[17], KERNELS[2], KERNELS[8])
+FEW += (ONLINE[1], ONLINE[8], ONLINE[16], ONLINE[22], ONLINE[28], ONLINE[40], *ONLINE[-5:])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import atlas_memory as am
-from tests.memory.cases import Sizes, assert_same, describe, draw, named_gates, oracle, package, run
+from tests.memory.cases import Sizes, assert_same, describe, draw, oracle, package, run
 from tests.memory.grid import (
     ALL,
     ARCHITECTURES,
@@ -19,6 +19,7 @@ from tests.memory.grid import (
     FEW,
     GRID,
     KERNELS,
+    ONLINE,
     OPTIMIZERS,
     RETENTIONS,
     STOPPED,
@@ -35,12 +36,13 @@ LONG = [(spec, 64) for spec in GRID[0::4]]
 LONG += [(spec, 40 if isinstance(spec.bias, am.Lp) else 150) for spec in GRID[2::8]]
 LONG += [(spec, 64) for spec in EXTRA[0::2]] + [(spec, 150) for spec in EXTRA[1::2]]
 LONG += [(spec, 64) for spec in STOPPED[0::2]]
+LONG += [(spec, 64) for spec in ONLINE[0::7]] + [(spec, 149) for spec in ONLINE[3::7]]
 LONG += [(spec, 64) for spec in KERNELS[0::2]] + [(spec, 150) for spec in KERNELS[1::3]]
 
 
 @pytest.mark.parametrize("spec", ALL, ids=describe)
 def test_chunkwise_equals_oracle(spec: am.MemorySpec) -> None:
-    problem = draw(spec, 13, seed=1)
+    problem = draw(spec, 9 if spec.online else 13, seed=1)
     assert_same(run(problem, spec, "chunkwise"), run(problem, spec, "oracle"))
 
 
@@ -70,7 +72,7 @@ def test_gates_at_their_ends(spec: am.MemorySpec) -> None:
         return gate * (torch.rand(gate.shape, generator=generator) > 0.3)
 
     skip = ("alpha",) if spec.retention.mapped else ()
-    gates = {n: shut(gate) for n, gate in named_gates(problem.gates).items() if n not in skip}
+    gates = {n: shut(gate) for n, gate in problem.gates.named().items() if n not in skip}
     problem = replace(problem, gates=replace(problem.gates, **gates))
     expected = run(problem, spec, "oracle")
     for form in ("recurrent", "chunkwise"):

@@ -179,7 +179,7 @@ def test_rows_of_different_lengths_go_on(spec: am.MemorySpec, first: str, second
 
 def joined(left: Problem, right: Problem) -> Problem:
     gates = {}
-    for name in ("alpha", "eta", "theta", "gamma"):
+    for name in ("alpha", "eta", "theta", "gamma", "hidden"):
         a, b = getattr(left.gates, name), getattr(right.gates, name)
         gates[name] = a if a is None or a.ndim == 1 else torch.cat([a, b], 2)
     q, k, v = (torch.cat([getattr(left, n), getattr(right, n)], 2) for n in "qkv")
