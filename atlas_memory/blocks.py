@@ -53,13 +53,14 @@ class Width:
     heads: int
     memory: MemorySpec | None = None
     rope_theta: float = 10_000.0
+    designed_heads: str = "all"
 
     def memory_layer(self) -> MemoryLayer:
         if self.memory is None:
             raise ValueError(
                 "a mixer of this model needs a memory, got memory=None; give a MemorySpec"
             )
-        return MemoryLayer(self.dim, self.heads, self.memory)
+        return MemoryLayer(self.dim, self.heads, self.memory, designed_heads=self.designed_heads)
 
     def attention(self, window: int | None, conv: int = 0, persistent: int = 0) -> nn.Module:
         return attention.Attention(
@@ -145,7 +146,7 @@ class Mesa:
     """The least-squares memory of everything read so far, solved at every token."""
 
     def build(self, width: Width) -> nn.Module:
-        return MesaLayer(width.dim, width.heads)
+        return MesaLayer(width.dim, width.heads, designed_heads=width.designed_heads)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Self
 from transformers import AutoConfig, PreTrainedConfig
 
 from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict, suggest
+from atlas_memory.layers.projections import designed_count
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.variants import SIZES, VARIANTS, preset
 
@@ -35,6 +36,7 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     mixers: {"mixer": name, ...} per layer, repeated over the depth. memory: MemorySpec.to_dict().
     Both may be given as objects of `blocks` and `memory`; they are stored as plain data.
+    designed_heads: how many heads of a memory start with q = k, "all", "half" or "none".
     """
 
     model_type = "atlas_memory"
@@ -48,6 +50,7 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     num_attention_heads: int = 4
     mixers: list[dict[str, Any]] | None = None
     memory: dict[str, Any] | None = None
+    designed_heads: str = "all"
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
@@ -78,7 +81,9 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     @property
     def width(self) -> Width:
         heads = self.num_attention_heads
-        return Width(self.hidden_size, heads, self.memory_spec, self.rope_theta)
+        return Width(
+            self.hidden_size, heads, self.memory_spec, self.rope_theta, self.designed_heads
+        )
 
     def mixer_of_layer(self) -> list[Mixer]:
         """The mixer of every layer: the pattern, repeated over the depth."""
@@ -154,6 +159,7 @@ def _check_shape(config: AtlasConfig) -> None:
             f"num_attention_heads={config.num_attention_heads} does not divide "
             f"hidden_size={config.hidden_size}; choose from: {', '.join(map(str, divisors))}"
         )
+    designed_count(config.designed_heads, config.num_attention_heads)
 
 
 AutoConfig.register(AtlasConfig.model_type, AtlasConfig, exist_ok=True)

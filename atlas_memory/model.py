@@ -45,6 +45,27 @@ class AtlasPreTrainedModel(PreTrainedModel):
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
+    @torch.no_grad()
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """What no checkpoint gave starts as its module says, and what one gave stays.
+
+        transformers comes here children first. Its own version takes a module without parameters
+        of its own for done, so that a parent's start never followed that of its children.
+        """
+        if getattr(module, "_is_hf_initialized", False):
+            return
+        tensors = [*module.parameters(), *module.buffers()]
+        loaded = [x for x in tensors if _is_loaded(x)]
+        missing = [x for x in tensors if not _is_loaded(x)]
+        if any(x.is_meta for x in missing):  # shapes alone: the start is still to come
+            return
+        if missing and (isinstance(module, nn.Embedding) or hasattr(module, "reset_parameters")):
+            values = [x.clone() for x in loaded]
+            self._init_weights(module)
+            for x, value in zip(loaded, values, strict=True):
+                x.copy_(value)
+        module._is_hf_initialized = True  # type: ignore[assignment]
+
     def compile(
         self, *, backend: str = "inductor", mode: str | None = None, dynamic: bool | None = None
     ) -> None:
@@ -55,6 +76,11 @@ class AtlasPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, Block):
                 module.compile(backend=backend, mode=mode, dynamic=dynamic)
+
+
+def _is_loaded(tensor: Tensor) -> bool:
+    """Whether it came from a checkpoint; a quantized one has no other origin."""
+    return getattr(tensor, "_is_hf_initialized", False) or not tensor.is_floating_point()
 
 
 class AtlasModel(AtlasPreTrainedModel):

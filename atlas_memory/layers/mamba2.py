@@ -69,7 +69,9 @@ class Mamba2(nn.Module):
         self.mixer = Mamba2Mixer(config, layer_idx=0)
 
     def reset_parameters(self) -> None:
+        """A = -1 .. -heads, D = 1, time steps between 0.001 and 0.1, evenly in their logarithm."""
         self.mixer.init_mamba2_weights()  # type: ignore[no-untyped-call]
+        nn.init.ones_(self.mixer.norm.weight)
 
     def forward(
         self,

@@ -79,8 +79,8 @@ class MemoryAsContext(nn.Module):
         q and k are one orthogonal map, o undoes v. So what is written is near what is asked with,
         and recall works before the attention has learned anything.
         """
-        nn.init.orthogonal_(self.q_proj.weight, gain=FOCUS)
-        nn.init.orthogonal_(self.v_proj.weight)
+        _orthogonal(self.q_proj.weight, FOCUS)
+        _orthogonal(self.v_proj.weight, 1.0)
         with torch.no_grad():
             self.k_proj.weight.copy_(self.q_proj.weight)
             self.o_proj.weight.copy_(self.v_proj.weight.mT)
@@ -178,6 +178,16 @@ class MemoryAsContext(nn.Module):
         learned = self.persistent
         prefix = None if learned is None else (learned[0], learned[1])
         return attend(q, keys, values, torch.cat([mask, mask], dim=-1), prefix)
+
+
+def _orthogonal(weight: Tensor, gain: float) -> None:
+    """torch's own, and in float32 where torch has no QR of the weight's precision."""
+    try:
+        nn.init.orthogonal_(weight, gain)
+    except NotImplementedError:
+        drawn = nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain)
+        with torch.no_grad():
+            weight.copy_(drawn)
 
 
 def _first(flag: Tensor, time: int) -> Tensor:

@@ -56,13 +56,16 @@ class MemoryLayer(nn.Module):
 
     What the outer network learns is here: projections, gates, the memory's first weights W_0 and
     the feature map's coefficients. What the memory learns while it reads is in the state.
+    designed_heads: how many heads start as `Projections` says, "all", "half" or "none".
     """
 
-    def __init__(self, dim: int, heads: int, spec: MemorySpec) -> None:
+    def __init__(
+        self, dim: int, heads: int, spec: MemorySpec, *, designed_heads: str = "all"
+    ) -> None:
         super().__init__()
         self.heads, self.spec = heads, spec
         self.head_dim = require_heads(dim, heads)
-        self.projections = Projections(dim, heads)
+        self.projections = Projections(dim, heads, designed_heads)
         self.gates = GateProjections(dim, heads, spec)
         self.read_out = ReadOut(dim, heads)
         shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)

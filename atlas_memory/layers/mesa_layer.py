@@ -43,10 +43,10 @@ class MesaLayerState(LayerState):
 class MesaLayer(nn.Module):
     """The least-squares fit of all pairs so far as a sequence mixer, with a learned ridge."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, *, designed_heads: str = "all") -> None:
         super().__init__()
         self.heads = heads
-        self.projections = Projections(dim, heads)
+        self.projections = Projections(dim, heads, designed_heads)
         self.log_ridge = nn.Parameter(torch.empty(heads))
         self.weight = nn.Parameter(torch.empty(heads, dim))
         self.bias = nn.Parameter(torch.empty(heads))

@@ -38,16 +38,24 @@ def in_heads(x: Tensor, heads: int) -> Tensor:
     return torch.unflatten(wide, 2, (heads, -1)).transpose(1, 2)
 
 
+def designed_count(designed_heads: str, heads: int) -> int:
+    """How many of the heads, the first ones, have the start of `Projections`."""
+    counts = {"all": heads, "half": (heads + 1) // 2, "none": 0}
+    if designed_heads not in tuple(counts):
+        raise ValueError(f"designed_heads={designed_heads!r}; choose from: {', '.join(counts)}")
+    return counts[designed_heads]
+
+
 class Projections(nn.Module):
     """q, k, v by linear maps and a causal convolution of size 4, all three of length one.
 
     Differs from the paper: no activation behind the convolution, and v is normalized too.
     """
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, designed_heads: str = "all") -> None:
         super().__init__()
-        require_heads(dim, heads)
         self.heads = heads
+        self.designed = designed_count(designed_heads, heads) * require_heads(dim, heads)
         self.q_proj = nn.Linear(dim, dim, bias=False)
         self.k_proj = nn.Linear(dim, dim, bias=False)
         self.v_proj = nn.Linear(dim, dim, bias=False)
@@ -59,11 +67,12 @@ class Projections(nn.Module):
 
         q and k start as the same map, so the query of a token finds from the first step on what
         followed it before; with two maps the outer training waits on a plateau for their meeting.
+        Heads that are not designed keep the random maps and taps of their parts.
         """
         with torch.no_grad():
-            self.k_proj.weight.copy_(self.q_proj.weight)
-            self.conv.weight.zero_()
-            taps = torch.unflatten(self.conv.weight, 0, (3, -1))
+            self.k_proj.weight[: self.designed] = self.q_proj.weight[: self.designed]
+            taps = torch.unflatten(self.conv.weight, 0, (3, -1))[:, : self.designed]
+            taps.zero_()
             taps[:, :, 0] = 1.0
             taps[1, :, :2] = 0.5
 
