@@ -54,13 +54,20 @@ class Width:
     memory: MemorySpec | None = None
     rope_theta: float = 10_000.0
     designed_heads: str = "all"
+    admission: bool = False
 
     def memory_layer(self) -> MemoryLayer:
         if self.memory is None:
             raise ValueError(
                 "a mixer of this model needs a memory, got memory=None; give a MemorySpec"
             )
-        return MemoryLayer(self.dim, self.heads, self.memory, designed_heads=self.designed_heads)
+        return MemoryLayer(
+            self.dim,
+            self.heads,
+            self.memory,
+            designed_heads=self.designed_heads,
+            admission=self.admission,
+        )
 
     def attention(self, window: int | None, conv: int = 0, persistent: int = 0) -> nn.Module:
         return attention.Attention(
