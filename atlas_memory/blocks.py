@@ -108,26 +108,34 @@ class Attention:
 
 @dataclass(frozen=True)
 class MAG:
-    """Memory as gate of a sliding-window attention with learned persistent tokens."""
+    """Memory beside a sliding-window attention with learned persistent tokens.
+
+    combine: "product" gates the attention with the memory, "sum" adds the two.
+    """
 
     window: int
     persistent: int = 0
+    combine: str = "product"
 
     def build(self, width: Width) -> nn.Module:
         attending = width.attention(self.window, persistent=self.persistent)
-        return hybrids.MemoryAsGate(width.dim, width.memory_layer(), attending)
+        return hybrids.MemoryAsGate(width.dim, width.memory_layer(), attending, self.combine)
 
 
 @dataclass(frozen=True)
 class MAL:
-    """Memory as a layer under a sliding-window attention with learned persistent tokens."""
+    """Memory as a layer under a sliding-window attention with learned persistent tokens.
+
+    residual: the attention sees the token beside what the memory says of it.
+    """
 
     window: int
     persistent: int = 0
+    residual: bool = False
 
     def build(self, width: Width) -> nn.Module:
         attending = width.attention(self.window, persistent=self.persistent)
-        return hybrids.MemoryAsLayer(width.dim, width.memory_layer(), attending)
+        return hybrids.MemoryAsLayer(width.dim, width.memory_layer(), attending, self.residual)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def admit(
     assert gates.eta is not None
     alpha, theta, gamma = gates.alpha, gates.theta, gates.gamma
     if alpha is not None:
-        alpha = 1 - w * (1 - alpha)
+        alpha = 1 - (w if alpha.dim() == 3 else w[..., None]) * (1 - alpha)
     if theta is not None and isinstance(spec.optimizer, Muon):
         theta = 1 - w * (1 - theta)
     hidden = None if gates.hidden is None else gates.hidden * w
