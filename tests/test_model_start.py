@@ -209,6 +209,14 @@ def test_a_whole_checkpoint_is_the_model(variant, tmp_path):
         assert all(torch.equal(found[name], x) for name, x in model.state_dict().items())
 
 
+@pytest.mark.parametrize("persistent", [0, 3])
+@torch.no_grad()
+def test_context_with_and_without_persistent_tokens(persistent):
+    mixers = [{"mixer": "mac", "segment": 8, "persistent": persistent}]
+    torch.manual_seed(0)
+    as_promised(AtlasForCausalLM(config("atlas_mac", "tiny", mixers=mixers)))
+
+
 @torch.no_grad()
 def test_half_precision():
     model = AutoModelForCausalLM.from_config(config("atlas_mac", "tiny"), dtype=torch.bfloat16)
