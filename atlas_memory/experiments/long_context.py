@@ -85,13 +85,12 @@ class Price:
         from atlas_memory.layers.projections import GateProjections
 
         self.seen: list[Tensor] = []
-        kinds = {type(module) for module in model.modules()}
-        kind, see = (WriteGate, self._see_writes)
-        if WriteGate not in kinds:
-            kind, see = (GateProjections, self._see_gates)
+        gates = [m for m in model.modules() if isinstance(m, WriteGate)]
+        for gate in gates:
+            gate.register_forward_hook(self._see_writes)
         for module in model.modules():
-            if isinstance(module, kind):
-                module.register_forward_hook(see)
+            if not gates and isinstance(module, GateProjections):
+                module.register_forward_hook(self._see_gates)
 
     def _see_writes(self, module: Any, inputs: Any, written: Any) -> None:
         from atlas_memory.layers.admission import price
