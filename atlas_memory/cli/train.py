@@ -133,11 +133,20 @@ def _results(recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any] 
 
 
 def _draw_both(one: str, folder: RunFolder, two: str, second: RunFolder) -> None:
+    from atlas_memory.evaluation import reread
     from atlas_memory.training.loss_curve import draw
     from atlas_memory.training.prepare import processes
 
-    if processes()[0] == 0:
-        draw({one: folder.read_metrics(), two: second.read_metrics()}, folder.curve)
+    if processes()[0] != 0:
+        return
+    draw({one: folder.read_metrics(), two: second.read_metrics()}, folder.curve)
+    found = {name: _result(run).get("reread") for name, run in ((one, folder), (two, second))}
+    reread.draw({name: figures for name, figures in found.items() if figures}, folder.reread)
+
+
+def _result(folder: RunFolder) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(folder.result.read_text())
+    return plain
 
 
 def _summary(results: dict[str, Result]) -> dict[str, Any] | None:
@@ -167,10 +176,21 @@ def _line(name: str, figures: dict[str, Any]) -> str:
         score = f"{bits:.4f} bits per byte (perplexity per byte {each:.3f})"
     else:
         score = f"accuracy {figures['validation_accuracy']:.4f}"
-    return (
+    line = (
         f"{name:20} validation {score}  {figures['parameters']:,} parameters  "
         f"{figures['tokens']:,} tokens  {figures['seconds']:,.0f} s"
     )
+    return f"{line}\n{'':20} second reading {again}" if (again := _again(figures)) else line
+
+
+def _again(figures: dict[str, Any]) -> str:
+    """0.80 of the first at once, 0.90 after 256 tokens .."""
+    found = figures.get("reread") or {}
+    shares = {int(name[4:]): share for name, share in found.items() if name.startswith("gap_")}
+    told = [f"{share:.3f} after {gap:,} tokens" for gap, share in shares.items() if gap]
+    if 0 in shares:
+        told.insert(0, f"{shares[0]:.3f} of the first at once")
+    return ", ".join(told)
 
 
 def _readable(value: Any) -> str:

@@ -61,7 +61,7 @@ def prepare(recipe: Recipe, say: Say) -> Prepared:
     data, train = recipe.data, recipe.train
     tokenizer = load_tokenizer(data.tokenizer)
     config = model_config(recipe, tokenizer)
-    corpus = _corpus(recipe, tokenizer, say)
+    corpus = corpus_of(recipe, tokenizer, say)
     require_length(corpus.train, data.length, "training")
     require_length(corpus.validation, data.length, "validation")
     count = train.steps * train.batch
@@ -104,7 +104,8 @@ def require_window(config: AtlasConfig, length: int) -> None:
         )
 
 
-def _corpus(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Corpus:
+def corpus_of(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Corpus:
+    """Both splits of the text of a recipe."""
     data = recipe.data
     train, own = find_source(data.source, data.field, say)
     if data.validation is not None:

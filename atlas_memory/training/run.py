@@ -62,7 +62,7 @@ def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False
     figures = _figures(trainer, prepared, seconds)
     if rank == 0:
         _keep_best(trainer, folder)
-        figures["sample"] = sample(prepared, folder)
+        figures |= _of_the_best(prepared, folder, step)
         folder.result.write_text(json.dumps(figures, indent=2) + "\n")
     return Result(True, step, figures)
 
@@ -201,15 +201,28 @@ def _keep_best(trainer: Any, folder: RunFolder) -> None:
     made_once(folder.model, copy)
 
 
-def sample(prepared: Prepared, folder: RunFolder) -> str | None:
+def _of_the_best(prepared: Prepared, folder: RunFolder, step: int) -> dict[str, Any]:
+    """What the kept model does with text: its second reading, which is logged too, and a sample."""
+    from atlas_memory.evaluation.reread import draw, reread
+    from atlas_memory.model import AtlasForCausalLM
+
+    if prepared.tokenizer is None:
+        return {"reread": None, "sample": None}
+    model = AtlasForCausalLM.from_pretrained(folder.model).eval()
+    most = prepared.recipe.data.validation_tokens or None
+    found = reread(model, prepared.validation.tokens.ids[:most])
+    if found is not None:
+        folder.log(step, {f"reread_{name}": value for name, value in found.items()})
+        draw({prepared.recipe.model.variant: found}, folder.reread)
+    return {"reread": found, "sample": sample(model, prepared)}
+
+
+def sample(model: Any, prepared: Prepared) -> str | None:
     """A text that the model goes on with, from the beginning of the validation text."""
     import torch
 
-    from atlas_memory.model import AtlasForCausalLM
-
     if prepared.tokenizer is None or prepared.recipe.train.sample == 0:
         return None
-    model = AtlasForCausalLM.from_pretrained(folder.model).eval()
     start = prepared.validation[0]["input_ids"][None, :SAMPLE_PROMPT]
     torch.manual_seed(prepared.recipe.train.seed)
     ids = model.generate(

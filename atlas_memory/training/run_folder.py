@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,6 +41,10 @@ class RunFolder:
         return self.path / "loss.png"
 
     @property
+    def reread(self) -> Path:
+        return self.path / "reread.png"
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 
@@ -69,6 +74,11 @@ class RunFolder:
             return Recipe.from_dict(json.loads(self.recipe.read_text()))
         except OSError as error:
             raise ValueError(f"{self.path} is no run folder: it has no config.json") from error
+
+    def log(self, step: int, figures: dict[str, Any]) -> None:
+        """One more line of metrics.jsonl."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps({"step": step, "time": time.time(), **figures}) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         if not self.metrics.is_file():
