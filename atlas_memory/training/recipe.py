@@ -37,6 +37,7 @@ class Data:
 
     validation_share: of the text, kept from its end where there is no validation text.
     most_tokens: of the text to use. validation_tokens: read at every validation, 0 for all.
+    reread: share of the windows in which a stretch stands twice.
     """
 
     source: str = "enwik8"
@@ -47,16 +48,19 @@ class Data:
     validation_share: float = 0.05
     validation_tokens: int = 0
     most_tokens: int | None = None
+    reread: float = 0.0
     pairs: int = 8  # of keys and values, for source = "mqar"
 
 
 @dataclass(frozen=True)
 class Train:
     """batch: sequences of a step, over all processes. micro_batch: sequences a process computes at
-    once, 0 for its whole share; the rest is accumulated.
+    once, 0 for its whole share; the rest is accumulated. prime: so many of the steps come first
+    and read short rows of random tokens that repeat, instead of text.
     """
 
     steps: int = 1000
+    prime: int = 0
     batch: int = 16
     micro_batch: int = 0
     learning_rate: float = 1e-3
@@ -214,6 +218,12 @@ def _checked(recipe: Recipe) -> Recipe:
         raise ValueError(f"data.length={data.length}: a sequence has at least 2 tokens")
     if not 0 < data.validation_share < 1:
         raise ValueError(f"data.validation_share={data.validation_share}: it must be in (0, 1)")
+    if not 0 <= data.reread <= 1:
+        raise ValueError(f"data.reread={data.reread}: it must be in [0, 1]")
+    if not 0 <= train.prime < train.steps:
+        raise ValueError(f"train.prime={train.prime}: it must be in [0, train.steps={train.steps})")
+    if data.source == "mqar" and (data.reread or train.prime):
+        raise ValueError("data.reread and train.prime are for text, and data.source is mqar")
     return recipe
 
 

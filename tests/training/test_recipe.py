@@ -69,12 +69,19 @@ def test_assignments_are_typed():
         ("data.length=1", "at least 2"),
         ("data.validation_share=1.0", "must be in"),
         ("compare=nothing", "is unknown"),
+        ("data.reread=1.5", r"must be in \[0, 1\]"),
+        ("train.prime=1000", "must be in"),
     ],
 )
 def test_mistakes_are_one_sentence(assignment, message):
     with pytest.raises(ValueError, match=message) as caught:
         Recipe().set([assignment])
     assert "\n" not in str(caught.value)
+
+
+def test_pairs_are_no_text_that_could_repeat():
+    with pytest.raises(ValueError, match="are for text"):
+        Recipe().set(["data.source=mqar", "data.reread=0.5"])
 
 
 @pytest.mark.parametrize(

@@ -90,20 +90,15 @@ def cut_back(folder, step):
     shutil.rmtree(folder / "model")
 
 
+@pytest.mark.parametrize("repeats", [{}, {"data__reread": 0.5, "train__prime": 3}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream):
-    runs.train(text, tmp_path / "a", train__stream=stream, train__micro_batch=2)
+def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream, repeats):
+    changes = {"train__stream": stream, "train__micro_batch": 2, **repeats}
+    runs.train(text, tmp_path / "a", **changes)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     cut_back(tmp_path / "b", 2)
     said = []
-    runs.train(
-        text,
-        tmp_path / "b",
-        resume=True,
-        say=said.append,
-        train__stream=stream,
-        train__micro_batch=2,
-    )
+    runs.train(text, tmp_path / "b", resume=True, say=said.append, **changes)
     assert "going on from step 2" in said
     assert runs.same(runs.weights(tmp_path / "a", 6), runs.weights(tmp_path / "b", 6))
     assert runs.losses(tmp_path / "a") == runs.losses(tmp_path / "b")
@@ -207,6 +202,15 @@ def test_other_data_is_refused_on_resume(tmp_path, text):
     cut_back(tmp_path / "a", 2)
     with pytest.raises(ValueError, match="data seed=0 and this run has 1"):
         runs.train(text, tmp_path / "a", resume=True, train__seed=1)
+    with pytest.raises(ValueError, match=r"data reread=None and this run has 0\.5"):
+        runs.train(text, tmp_path / "a", resume=True, data__reread=0.5)
+
+
+def test_repeats_cannot_be_left_out_on_resume(tmp_path, text):
+    runs.train(text, tmp_path / "a", train__prime=2)
+    cut_back(tmp_path / "a", 2)
+    with pytest.raises(ValueError, match="data prime=2 and this run has None"):
+        runs.train(text, tmp_path / "a", resume=True)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path, text):
