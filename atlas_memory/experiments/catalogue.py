@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from atlas_memory.blocks import suggest
 from atlas_memory.experiments.experiment import Experiment
+from atlas_memory.names import suggest
 
 EXPERIMENTS = {
     "mad": "mad",

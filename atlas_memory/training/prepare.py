@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -15,16 +14,12 @@ from atlas_memory.data.repeats import Primed, Reread
 from atlas_memory.data.token_cache import Tokens
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
+from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe, Train
 
 Say = Callable[[str], None]
 VALIDATION_SEED = 1 << 40
 RECALL_VALIDATION = 256  # examples
-
-
-def processes() -> tuple[int, int]:
-    """This process and how many there are, as torchrun says it."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def micro_batches(train: Train, processes: int) -> tuple[int, int]:

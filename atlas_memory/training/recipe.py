@@ -7,12 +7,14 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from atlas_memory.blocks import suggest
-from atlas_memory.config import AtlasConfig
-from atlas_memory.variants import SIZES, VARIANTS
+from atlas_memory.names import size_names, suggest, variant_names
 
+if TYPE_CHECKING:
+    from atlas_memory.config import AtlasConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"  # those that come with the package
 PRECISIONS = ("float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -28,6 +30,8 @@ class Model:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def config(self, **more: Any) -> AtlasConfig:
+        from atlas_memory.config import AtlasConfig
+
         return AtlasConfig.from_variant(self.variant, self.size, **{**more, **self.changes})
 
 
@@ -119,6 +123,25 @@ class Recipe:
         return _checked(recipe)
 
 
+def recipe_names() -> list[str]:
+    """The recipes that come with the package, the first run in front."""
+    names = (path.stem for path in RECIPES.glob("*.toml"))
+    return sorted(names, key=lambda name: (name != "quickstart", name))
+
+
+def find_recipe(name: str) -> Path:
+    """A path that exists, or the recipe of that name in the package."""
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"{name} is a folder, no recipe; to go on with a run add --resume")
+    if path.is_file():
+        return path
+    if name not in recipe_names():
+        known = suggest(path.stem, recipe_names())
+        raise ValueError(f"there is no recipe {name!r}; {known}; or give the path of a .toml file")
+    return RECIPES / f"{name}.toml"
+
+
 def load_recipe(path: Path) -> Recipe:
     """Read a TOML file; its name is the run's unless it gives one."""
     try:
@@ -201,15 +224,15 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _checked(recipe: Recipe) -> Recipe:
     """Refuse what cannot run, before anything is read or written."""
     data, train = recipe.data, recipe.train
-    _one_of("model.variant", recipe.model.variant, list(VARIANTS))
-    _one_of("model.size", recipe.model.size, list(SIZES))
+    _one_of("model.variant", recipe.model.variant, variant_names())
+    _one_of("model.size", recipe.model.size, size_names())
     _one_of("train.precision", train.precision, list(PRECISIONS))
     _one_of("train.parallel", train.parallel, list(PARALLEL))
     _one_of("train.schedule", train.schedule, list(SCHEDULES))
     for tracker in train.report_to:
         _one_of("train.report_to", tracker, list(TRACKERS))
     if recipe.compare is not None:
-        _one_of("compare", recipe.compare, list(VARIANTS))
+        _one_of("compare", recipe.compare, variant_names())
     counts = {"steps": train.steps, "batch": train.batch, "log_every": train.log_every}
     for name, value in {**counts, "keep": train.keep}.items():
         if value < 1:

@@ -16,7 +16,8 @@ from atlas_memory.data.home import made_once
 from atlas_memory.training.callbacks import Metrics, Progress, StopWhenAsked
 from atlas_memory.training.checkpoints import newest_whole, step_of, sweep
 from atlas_memory.training.loss_curve import draw
-from atlas_memory.training.prepare import Prepared, Say, micro_batches, processes
+from atlas_memory.training.prepare import Prepared, Say, micro_batches
+from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe
 from atlas_memory.training.run_folder import RunFolder
 
