@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_memory.names import suggest
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -20,6 +22,7 @@ NAME = "One of the experiments; without it they are listed."
 VARIANTS = "Names from `atlas list`, with commas between them."
 SET = "A setting of the preset, as name=value; may be given again."
 SO_FAR = "Report the finished cells; run nothing."
+PRESETS = ("smoke", "small", "paper")
 INTERRUPTED = 130
 IN_A_FILE = 10.0  # seconds between two lines of a cell when stderr is no terminal
 
@@ -44,6 +47,7 @@ def run(
     if name is None:
         _list(as_json)
         return
+    _require(name, preset, seeds)
     from atlas_memory.experiments import load
     from atlas_memory.experiments.runner import Folder, order
 
@@ -55,6 +59,17 @@ def run(
         return
     _threads(threads)
     _show(chosen, folder, _report(chosen, folder, command, so_far), as_json)
+
+
+def _require(name: str, preset: str, seeds: int) -> None:
+    """What can be told without the experiment, whose module imports torch."""
+    from atlas_memory.experiments import require_experiment
+
+    require_experiment(name)
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r} of {name}; {suggest(preset, list(PRESETS))}")
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: there must be at least one")
 
 
 def _list(as_json: bool) -> None:

@@ -27,6 +27,9 @@ def run(
 
 def describe(file: Path) -> dict[str, Any]:
     """What the header says, and the sizes."""
+    from atlas_memory.serving.memory_head import require_memory_file
+
+    require_memory_file(file)
     from atlas_memory.serving.memory_file import inspect
 
     contents = inspect(file)

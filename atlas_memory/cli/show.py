@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.names import size_names, suggest, variant_names
+
 
 def run(
     variant: Annotated[str, typer.Argument(help="A name from `atlas list`.")],
@@ -28,12 +30,16 @@ def run(
 
 
 def describe(variant: str, size: str, vocab_size: int | None, context: int) -> dict[str, Any]:
+    if variant not in variant_names():
+        raise ValueError(f"unknown variant {variant!r}; {suggest(variant, variant_names())}")
+    if size not in size_names():
+        raise ValueError(f"unknown size {size!r}; {suggest(size, size_names())}")
+    if context < 1:
+        raise ValueError(f"--context {context}: give at least one token")
     from atlas_memory.cli.costs import costs
     from atlas_memory.cli.list import described
     from atlas_memory.config import AtlasConfig
 
-    if context < 1:
-        raise ValueError(f"--context {context}: give at least one token")
     overrides = {} if vocab_size is None else {"vocab_size": vocab_size}
     config = AtlasConfig.from_variant(variant, size, **overrides)
     counted = costs(config, context)

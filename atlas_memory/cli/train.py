@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atlas_memory.training.processes import processes
-from atlas_memory.training.recipe import Recipe, find_recipe, load_recipe, recipe_names
+from atlas_memory.training.recipe import (
+    Recipe,
+    find_recipe,
+    load_recipe,
+    recipe_names,
+    require_data,
+)
 from atlas_memory.training.run_folder import RunFolder, require_new
 
 if TYPE_CHECKING:
@@ -57,6 +63,7 @@ def run(
         return
     where = _resumed(recipe, output) if resume else None
     chosen = _recipe(recipe, where).set(assignments)
+    require_data(chosen)
     if dry_run:
         from atlas_memory.cli.plan import plan
 
@@ -135,14 +142,11 @@ def _draw_both(one: str, folder: RunFolder, two: str, second: RunFolder) -> None
     if processes()[0] != 0:
         return
     draw({one: folder.read_metrics(), two: second.read_metrics()}, folder.curve)
-    found = {name: _result(run).get("reread") for name, run in ((one, folder), (two, second))}
+    results = {one: json.loads(folder.result.read_text())}
+    results[two] = json.loads(second.result.read_text())
+    found: dict[str, Any] = {name: result.get("reread") for name, result in results.items()}
     if all(found.values()):
         reread.draw(found, folder.reread)
-
-
-def _result(folder: RunFolder) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(folder.result.read_text())
-    return plain
 
 
 def _summary(results: dict[str, Result]) -> dict[str, Any] | None:

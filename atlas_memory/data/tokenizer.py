@@ -54,15 +54,22 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def require_tokenizer(name: str) -> None:
+    """Refuse what can only be the path of a file that is missing."""
+    path = Path(name).expanduser()
+    named = path.suffix == ".json" or (path.is_absolute() and not path.is_dir())
+    if named and not path.is_file():
+        raise ValueError(f"tokenizer {name!r} is neither bytes nor a file that exists")
+
+
 def load_tokenizer(name: str) -> Tokenizer:
     """`bytes`, a `tokenizer.json`, or a folder or name that transformers can load."""
+    require_tokenizer(name)
     if name == "bytes":
         return Tokenizer(name, _wrapped(_byte_tokenizer()))
     path = Path(name).expanduser()
     if path.is_file():
         return Tokenizer(name, _from_file(path))
-    if path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
-        raise ValueError(f"tokenizer {name!r} is neither bytes nor a file that exists")
     from transformers import AutoTokenizer
 
     try:

@@ -30,13 +30,11 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
 
     precision: what its weights are turned into; None keeps what was saved.
     """
+    folder = require_run(run, precision)
     from transformers.utils import logging
 
     from atlas_memory.model import AtlasForCausalLM
 
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
-    folder = model_folder(run)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -46,6 +44,13 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{folder} holds no whole model: {reason}") from error
     return Loaded(model.eval(), _tokenizer(run, folder, tokenizer, model.config.vocab_size))
+
+
+def require_run(run: Path, precision: str | None = None) -> Path:
+    """The model's folder; a wrong path or precision is told before anything heavy is imported."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
+    return model_folder(run)
 
 
 def model_folder(run: Path) -> Path:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
+from atlas_memory.serving.memory_head import require_memory_file
 from atlas_memory.serving.reading import Memory
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def inspect(path: str | Path) -> Contents:
     """Header and tensors of a memory file that is whole; nothing but JSON and numbers is read."""
     from safetensors import SafetensorError, safe_open
 
+    require_memory_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

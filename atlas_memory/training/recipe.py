@@ -142,6 +142,19 @@ def find_recipe(name: str) -> Path:
     return RECIPES / f"{name}.toml"
 
 
+def require_data(recipe: Recipe) -> None:
+    """Find out that a text or a tokenizer is missing before anything heavy is imported."""
+    from atlas_memory.data.corpus import require_source
+    from atlas_memory.data.tokenizer import require_tokenizer
+
+    if recipe.data.source == "mqar":
+        return
+    for source in (recipe.data.source, recipe.data.validation):
+        if source is not None:
+            require_source(source)
+    require_tokenizer(recipe.data.tokenizer)
+
+
 def load_recipe(path: Path) -> Recipe:
     """Read a TOML file; its name is the run's unless it gives one."""
     try:
