@@ -194,6 +194,15 @@ def _word(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _time_left(mean: float | None, cells: int) -> str:
+    """Nothing before the first cell is done, and nothing where it is less than a second."""
+    if mean is None or mean * cells < 1:
+        return ""
+    from atlas_memory.training.callbacks import clock
+
+    return f"about {clock(mean * cells)} left  "
+
+
 class _Shown:
     """Cells done, time left and what runs now, on stderr: a bar, or lines in a file."""
 
@@ -233,14 +242,14 @@ class _Shown:
     def end(self, result: Result) -> None:
         self.done, self.left = self.done + 1, self.left - 1
         self.seconds.append(result.seconds)
-        self._show(f"done in {result.seconds:.1f} s", force=True)
+        self._show(f"done in {result.seconds:.1f} s", force=self.bar is not None or not self.left)
 
     def _show(self, text: str, force: bool) -> None:
         if not force and time.monotonic() - self.said < IN_A_FILE:
             return
         self.said = time.monotonic()
         mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
-        time_left = "" if mean is None else f"about {mean * self.left / 60:.1f} min left  "
+        time_left = _time_left(mean, self.left)
         if self.bar is not None:
             self.bar.update(
                 self.task, completed=self.done, description=f"{time_left}{self.now} {text}"

@@ -77,6 +77,8 @@ def partial_file(out: Path) -> Path:
 
 
 def _require_new(out: Path, resume: bool) -> None:
+    if out.is_dir():
+        raise ValueError(f"cannot write to {out}: it is a folder")
     if out.is_file():
         raise ValueError(f"{out} exists; give another --out")
     if partial_file(out).exists() and not resume:

@@ -30,7 +30,7 @@ def describe(file: Path) -> dict[str, Any]:
     from atlas_memory.serving.memory_head import require_memory_file
 
     require_memory_file(file)
-    from atlas_memory.serving.memory_file import inspect
+    from atlas_memory.serving.memory_file import inspect, restored
 
     contents = inspect(file)
     header, model = contents.header, contents.header["model"]
@@ -44,7 +44,8 @@ def describe(file: Path) -> dict[str, Any]:
         "sources": header["sources"],
         "layers": len(header["states"]),
         "tensors": len(contents.tensors),
-        "bytes": sum(tensor.nbytes for tensor in contents.tensors.values()),
+        "bytes": restored(contents).num_bytes,
+        "file bytes": file.stat().st_size,
         "finished": not header["reading"],
     }
 

@@ -37,15 +37,16 @@ class Result:
 
 def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False) -> Result:
     """Train into a folder; with `resume` from its newest whole checkpoint, if it has one."""
-    if folder.result.is_file():
-        figures = json.loads(folder.result.read_text())
-        return Result(True, figures["step"], figures)
+    if (ended := _ended(folder, prepared.recipe, say)) is not None:
+        return ended
     rank, _ = processes()
     # torch tells of every block that its output is a view; nothing here writes into one
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     checkpoint = _starting_point(prepared, folder, say) if resume else None
     if rank == 0:
-        if not folder.recipe.is_file():
+        if folder.recipe.is_file():
+            folder.write_recipe(prepared.recipe)  # a run may go on with more steps
+        else:
             folder.create(prepared.recipe)
         sweep(folder.checkpoints)
         folder.forget_after(step_of(checkpoint) if checkpoint else 0)
@@ -66,6 +67,17 @@ def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False
         figures |= _of_the_best(prepared, folder, step)
         folder.result.write_text(json.dumps(figures, indent=2) + "\n")
     return Result(True, step, figures)
+
+
+def _ended(folder: RunFolder, recipe: Recipe, say: Say) -> Result | None:
+    """The result of a run that has made all its steps; with more steps it is not at its end."""
+    if not folder.result.is_file():
+        return None
+    figures = json.loads(folder.result.read_text())
+    if figures["step"] < recipe.train.steps:
+        return None
+    say(f"{folder.path} is finished at step {figures['step']}; to go on give more --steps")
+    return Result(True, figures["step"], figures)
 
 
 def _starting_point(prepared: Prepared, folder: RunFolder, say: Say) -> Path | None:
@@ -200,6 +212,7 @@ def _keep_best(trainer: Any, folder: RunFolder) -> None:
 
     shutil.rmtree(folder.model, ignore_errors=True)
     made_once(folder.model, copy)
+    folder.show_model()
 
 
 def _of_the_best(prepared: Prepared, folder: RunFolder, step: int) -> dict[str, Any]:

@@ -104,6 +104,32 @@ def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream, repeats):
     assert runs.losses(tmp_path / "a") == runs.losses(tmp_path / "b")
 
 
+def test_a_finished_run_says_so_and_goes_on_with_more_steps(tmp_path, text):
+    runs.train(text, tmp_path / "a")
+    before = (tmp_path / "a" / "result.json").read_bytes()
+    said = []
+    runs.train(text, tmp_path / "a", resume=True, say=said.append)
+    assert said == [f"{tmp_path / 'a'} is finished at step 6; to go on give more --steps"]
+    assert (tmp_path / "a" / "result.json").read_bytes() == before
+    more = runs.train(text, tmp_path / "a", resume=True, say=said.append, train__steps=8)
+    assert "going on from step 6" in said
+    assert more.step == 8
+    folder = RunFolder(tmp_path / "a")
+    assert folder.read_recipe().train.steps == 8
+    assert [m["step"] for m in folder.read_metrics() if "loss" in m] == list(range(1, 9))
+
+
+def test_the_run_folder_loads_as_its_model_does(tmp_path, text):
+    runs.train(text, tmp_path / "a", train__steps=1)
+    one, two = (
+        AutoModelForCausalLM.from_pretrained(p) for p in (tmp_path / "a", tmp_path / "a/model")
+    )
+    assert runs.same(one.state_dict(), two.state_dict())
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").encode("ab") == [97, 98]
+    shutil.move(tmp_path / "a", tmp_path / "moved")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "moved")
+
+
 def test_a_run_killed_after_its_last_step_is_summed_up(tmp_path, text):
     whole = runs.train(text, tmp_path / "a")
     cut_back(tmp_path / "a", 6)
