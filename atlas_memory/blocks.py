@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from atlas_memory.layers.mesa_layer import MesaLayer
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.state import State
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.names import suggest
 
 
 class Block(nn.Module):
@@ -217,10 +217,3 @@ def mixer_from_dict(plain: dict[str, Any]) -> Mixer:
         if key not in own:
             raise ValueError(f"unknown field {key!r} of mixer {name!r}; {suggest(key, own)}")
     return MIXERS[name](**given)
-
-
-def suggest(name: str, choices: list[str]) -> str:
-    """The valid choices, and the one that was probably meant."""
-    close = get_close_matches(name, choices, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}choose from: {', '.join(choices)}"

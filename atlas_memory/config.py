@@ -11,9 +11,10 @@ from typing import Any, Self
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict, suggest
+from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict
 from atlas_memory.layers.projections import designed_count
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.names import suggest
 from atlas_memory.variants import SIZES, VARIANTS, preset
 
 # What transformers itself writes into a config or passes to one, beside the fields it declares.
