@@ -150,6 +150,7 @@ class MemoryLayer(nn.Module):
             coefficients=coefficients,
             starts=starts,
             lengths=lengths,
+            check=False,
         )
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
 
