@@ -29,7 +29,6 @@ from atlas_memory.memory.tokens import Tokens
 from atlas_memory.memory.tracing import untraced
 
 FORMS = ("chunkwise", "recurrent")
-OnlineForm = Callable[[Tokens, MemoryState, Tensors, MemorySpec], tuple[Tensor, MemoryState]]
 _compiles = False
 
 
@@ -74,9 +73,13 @@ def memorize(
         gates = _complete(
             spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
         )
+        if spec.online and form == "chunkwise" and _single(q, starts, lengths):
+            y, after = read_token(qkv, gates, state, initial)
+            return y.to(v.dtype), after
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
         if spec.online:
-            y, after = _online(form, tokens)(tokens, state, initial, spec)
+            run = memorize_online_recurrent if form == "recurrent" else memorize_online
+            y, after = run(tokens, state, initial, spec)
         elif form == "chunkwise" and _decodes(tokens, spec):
             y, after = decode(tokens, state, spec)
         else:
@@ -85,11 +88,9 @@ def memorize(
         return y.to(v.dtype), _advance(after, tokens)
 
 
-def _online(form: str, tokens: Tokens) -> OnlineForm:
-    if form == "recurrent":
-        return memorize_online_recurrent
-    single = tokens.new == 1 and tokens.starts is None and tokens.lengths is None
-    return read_token if single else memorize_online
+def _single(q: Tensor, starts: Tensor | None, lengths: Tensor | None) -> bool:
+    """One token a row, as decoding reads."""
+    return q.shape[2] == 1 and starts is None and lengths is None
 
 
 def _constants(spec: MemorySpec, coefficients: Tensor | None, k: Tensor) -> Tensor | None:
@@ -162,7 +163,8 @@ def _complete(
     hidden = None
     if spec.online:
         hidden = eta if gates.hidden is None else gates.hidden.to(k)
-    return Gates(alpha.to(k), eta, theta.to(k), mask_young(gamma.to(k), age[:, None]), hidden)
+    gamma = mask_young(gamma.to(k), age[:, None])
+    return Gates(alpha.to(k), eta, theta.to(k), gamma, hidden)
 
 
 def _run(

@@ -5,58 +5,83 @@ once at the chunk's features, the output matrix and the hidden ones take their s
 is answered. Rows may stand at different places in their chunks; then `place` says where.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.attentional_bias import DotProduct
+from atlas_memory.memory.feature_maps import Identity
+from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.online import Learner, bounded_back, error, of_state, to_state, where
 from atlas_memory.memory.optimizers import Momentum, Muon
 from atlas_memory.memory.retention import NoRetention
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
-from atlas_memory.memory.tokens import Tokens
 
 
 def read_token(
-    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
+    qkv: tuple[Tensor, Tensor, Tensor], gates: Gates, state: MemoryState, initial: Tensors
 ) -> tuple[Tensor, MemoryState]:
     """The answer to the one new token of every row, and the state behind it."""
-    now, q = of_state(state), tokens.queries
-    keys, values = tokens.keys, tokens.values
-    phi = spec.features(torch.cat([keys, q], dim=2), tokens.constants)
-    phi_k, phi_q = phi[:, :, :-1], phi[:, :, -1:]
+    (q, keys, values), spec, now = qkv, state.spec, of_state(state)
+    if spec.window > 1:
+        keys = torch.cat([state.keys, keys], dim=2)
+        values = torch.cat([state.values, values], dim=2)
+    phi_k, phi_q = _features(spec, keys, q, state.constants)
     opens = state.offset == 0 if state.phase is None else state.phase == 0
     H_start = now.H if opens is True else now.H_start
     if isinstance(opens, Tensor):
         H_start = where(opens, now.H, now.H_start)
     h, tape = spec.architecture.hidden([plain(w) for w in H_start], phi_k)
-    alpha, eta, theta, gamma = (x[:, :, -1:, None] for x in tokens.gates.complete())
-    weight = gamma[..., 0, :].mT.flip(2)  # [b, h, c, 1], oldest pair first
+    alpha, eta, theta, gamma = (x[..., None] for x in gates.complete())
+    # [b, h, 1, c, 1] -> [b, h, c, 1], oldest pair first
+    weight = gamma[:, :, 0].flip(2) if spec.window > 1 else gamma[:, :, 0]
     target = error(spec, keys, values)
 
-    W = now.W[0] if isinstance(spec.retention, NoRetention) else alpha * now.W[0]
+    keeps = isinstance(spec.retention, NoRetention)
+    W = now.W[0] if keeps else alpha * now.W[0]
     e = target if isinstance(spec.bias, DotProduct) else target - h @ W.mT
     d = _recent(spec, now, opens, (h, target, tape))
     d = _with_own(spec, d, tape, e[:, :, -1:] @ W)
     step = (eta * weight * e).mT @ h
     S = tuple(theta * s + step for s in now.S)
-    mu = tokens.gates.named()["hidden"][:, :, -1:, None]
-    moved, R = _move(spec, state, now, tuple((weight * x).mT @ phi_k for x in d), (mu, theta))
-    H = tuple(_forget(spec, w, f, alpha) for w, f in zip(now.H, initial[1:], strict=True))
+    g = tuple((weight * x).mT @ phi_k for x in d)
+    assert gates.hidden is not None
+    moved, R = _move(spec, state, now, g, (gates.hidden[..., None], theta))
+    H = now.H
+    if not keeps:  # bit for bit H where alpha is 1
+        lost = 1 - alpha
+        parts = zip(H, initial[1:], strict=True)
+        H = tuple(torch.addcmul(alpha * w, lost, first) for w, first in parts)
     H = tuple(w if m is None else w + m for w, m in zip(H, moved, strict=True))
     W = W + (S[0] if S else step)
     y, _ = spec.architecture.forward([plain(w) for w in (W, *H)], phi_q, q)
     kept = tuple(x[:, :, 1:] for x in d) if spec.window > 1 else ()
-    return y, to_state(state, Learner((W,), S, H, R, H_start, kept))
+    after = to_state(state, Learner((W,), S, H, R, H_start, kept))
+    return y, _one_further(after, keys, values)
 
 
-def _forget(spec: MemorySpec, w: Tensor, first: Tensor, alpha: Tensor) -> Tensor:
-    """alpha H + (1 - alpha) H_0; bit for bit H where alpha is 1."""
-    if isinstance(spec.retention, NoRetention):
-        return w
-    return torch.addcmul(alpha * w, 1 - alpha, first)
+def _features(
+    spec: MemorySpec, keys: Tensor, q: Tensor, constants: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if isinstance(spec.features, Identity):
+        return keys, q
+    phi = spec.features(torch.cat([keys, q], dim=2), constants)
+    return phi[:, :, :-1], phi[:, :, -1:]
+
+
+def _one_further(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
+    back = state.spec.window - 1
+    return replace(
+        state,
+        keys=keys[:, :, keys.shape[2] - back :],
+        values=values[:, :, values.shape[2] - back :],
+        position=state.position + 1,
+        phase=None if state.phase is None else (state.phase + 1) % state.spec.rhythm,
+    )
 
 
 def _recent(
