@@ -85,7 +85,11 @@ def _readable(name: str, value: Any) -> str:
         case int():
             return f"{value:,}"
         case dict():
-            given = [f"{key}={inner}" for key, inner in value.items() if key not in CHOICE]
+            given = [
+                f"{key}={inner}"
+                for key, inner in value.items()
+                if key not in CHOICE and inner is not None
+            ]
             called = next(value[key] for key in CHOICE if key in value)
             return called + (f"({', '.join(given)})" if given else "")
         case list():

@@ -14,6 +14,8 @@ def require_memory_file(path: str | Path) -> None:
             head = file.read(LENGTH + 1)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    if len(head) <= LENGTH:
+        raise ValueError(f"{path} is no whole memory file: it has {len(head)} bytes")
     if head[LENGTH:] != b"{":
         made = f"atlas memorize RUN {path} --out {Path(path).stem}.memory"
         raise ValueError(f"{path} is no memory file; of a text `{made}` makes one")
