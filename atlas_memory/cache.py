@@ -8,9 +8,10 @@ other is `crop`, which takes back as many tokens as the config's `rollback` says
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -86,7 +87,7 @@ class AtlasCache(Cache):
     def reorder(self, rows: Tensor) -> None:
         """`select` in place, as beam search does it."""
         if self.states or self.past.unread is not None:
-            chosen = self.select(rows.to(self._device()))
+            chosen = self.select(rows.to(self.device))
             self.states, self.past = chosen.states, chosen.past
 
     def save(self, path: str | Path) -> None:
@@ -125,14 +126,14 @@ class AtlasCache(Cache):
                 "again what stays; feed a token first"
             )
 
-    def _device(self) -> torch.device:
+    @property
+    def device(self) -> torch.device:
+        """Where the states lie."""
         unread = self.past.unread
         return self._tensor().device if unread is None else unread.piece.x.device
 
     def _tensor(self) -> Tensor:
-        tensors: dict[str, Tensor] = {}
-        _to_plain(self.states[0], tensors)
-        return next(iter(tensors.values()))
+        return next(_tensors(self.states))
 
     # What transformers asks of a cache.
 
@@ -185,6 +186,15 @@ class AtlasCache(Cache):
         raise ValueError(
             f"AtlasCache cannot do {what}: a forward pass makes a new cache and leaves the old one"
         )
+
+
+def _tensors(part: Any) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        yield from chain.from_iterable(map(_tensors, part))
+    elif is_dataclass(part):
+        yield from chain.from_iterable(_tensors(getattr(part, f.name)) for f in fields(part))
 
 
 def _to_plain(part: Any, tensors: dict[str, Tensor]) -> Any:

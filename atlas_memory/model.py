@@ -266,8 +266,9 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
         Its assisted generation gives the whole text even where a cache has read a part of it.
         """
         seen = 0 if past_key_values is None else past_key_values.seen
-        if seen and is_first_iteration and next_sequence_length is None:
-            next_sequence_length = input_ids.shape[1] - seen
+        masked = input_ids.shape[1] if attention_mask is None else attention_mask.shape[1]
+        if is_first_iteration and next_sequence_length is None and 0 < seen < masked:
+            next_sequence_length = masked - seen
         if seen and next_sequence_length is not None and next_sequence_length <= 0:
             raise ValueError(
                 f"the cache has read {seen} tokens, the text has {input_ids.shape[1]}; give "
