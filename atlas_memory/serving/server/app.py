@@ -15,13 +15,14 @@ from starlette.types import ASGIApp
 
 from atlas_memory.serving.engine import Capacity, Engine
 from atlas_memory.serving.loading import Loaded
-from atlas_memory.serving.memory_file import MemoryFile, to_bytes
-from atlas_memory.serving.server import completions, errors
+from atlas_memory.serving.memory_file import MemoryFile
+from atlas_memory.serving.server import completions, errors, memory_routes
 from atlas_memory.serving.server.guard import Access, Guard
+from atlas_memory.serving.server.kept import Kept
 from atlas_memory.serving.server.limits import Limits
-from atlas_memory.serving.server.memories import Kept, Memories
-from atlas_memory.serving.server.protocol import ForkRequest, MemoryRequest
+from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.service import Service
+from atlas_memory.serving.server.store import Store
 
 PAGE = Path(__file__).parent / "page"
 HEADERS = {
@@ -37,13 +38,14 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class Settings:
-    """name: of the model. memories: kept from the start."""
+    """name: of the model. memories: kept from the start. store: where those to come are kept."""
 
     name: str
     access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
     capacity: Capacity = field(default_factory=Capacity)
     memories: tuple[MemoryFile, ...] = ()
+    store: Store | None = None
 
 
 def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
@@ -53,18 +55,21 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         engine = Engine(loaded.model, settings.capacity, loop.call_soon_threadsafe)
-        memories = Memories(settings.limits.memories)
+        memories = Memories(settings.limits, settings.store)
         for file in settings.memories:
-            memories.add(Kept(file.memory, ", ".join(file.sources)))
+            memories.hold(Kept(file.memory, ", ".join(file.sources)))
         app.state.service = Service(settings.name, loaded, engine, memories, settings.limits)
         try:
             yield
         finally:
             await asyncio.to_thread(engine.stop)
+            if settings.store is not None:
+                settings.store.close()
 
     app = FastAPI(title="atlas serve", lifespan=lifespan, docs_url=None, redoc_url=None)
     errors.install(app)
     app.include_router(completions.router)
+    app.include_router(memory_routes.router)
     app.include_router(router)
     return Guard(app, settings.access, settings.limits)
 
@@ -93,56 +98,6 @@ def _model(service: Service) -> dict[str, Any]:
 async def status(request: Request) -> dict[str, Any]:
     service = _service(request)
     return {"object": "status", **service.engine.load, "memories": len(service.memories)}
-
-
-@router.get("/v1/memories")
-async def list_memories(request: Request) -> dict[str, Any]:
-    kept = [kept.described() for kept in _service(request).memories]
-    return {"object": "list", "data": kept}
-
-
-@router.post("/v1/memories")
-async def read_memory(asked: MemoryRequest, request: Request) -> dict[str, Any]:
-    service = _service(request)
-    parent = None if asked.memory is None else service.memories.find(asked.memory)
-    return (await service.read(asked.text, asked.name, parent)).described()
-
-
-@router.get("/v1/memories/{name}")
-async def describe_memory(name: str, request: Request) -> dict[str, Any]:
-    return _service(request).memories.find(name).described()
-
-
-@router.get("/v1/memories/{name}/surprise")
-async def surprise(name: str, request: Request) -> dict[str, Any]:
-    service = _service(request)
-    kept = service.memories.find(name)
-    pieces = await asyncio.to_thread(kept.pieces, service.loaded.tokenizer)
-    return {"object": "surprise", "id": kept.id, "tokens": len(kept.tokens), "pieces": pieces}
-
-
-@router.post("/v1/memories/{name}/fork")
-async def fork_memory(name: str, asked: ForkRequest, request: Request) -> dict[str, Any]:
-    service = _service(request)
-    parent = service.memories.find(name)
-    if not asked.text:
-        return service.fork(parent, asked.name).described()
-    named = parent.name if asked.name is None else asked.name
-    return (await service.read(asked.text, named, parent)).described()
-
-
-@router.get("/v1/memories/{name}/file")
-async def download_memory(name: str, request: Request) -> Response:
-    kept = _service(request).memories.find(name)
-    content = await asyncio.to_thread(to_bytes, kept.memory)
-    headers = {"content-disposition": f'attachment; filename="{kept.id}.memory"'}
-    return Response(content, media_type="application/octet-stream", headers=headers)
-
-
-@router.delete("/v1/memories/{name}")
-async def delete_memory(name: str, request: Request) -> dict[str, Any]:
-    _service(request).memories.delete(name)
-    return {"id": name, "object": "memory.deleted", "deleted": True}
 
 
 @router.get("/")

@@ -138,7 +138,7 @@ async def completions(asked: CompletionRequest, request: Request) -> Response:
         await service.encode(p) if isinstance(p, str) else torch.tensor(p, dtype=torch.long)
         for p in asked.prompts or [""]
     ]
-    jobs = service.jobs(asked, prompts, COMPLETION_TOKENS)
+    jobs = await service.jobs(asked, prompts, COMPLETION_TOKENS)
     return await _respond(request, Answered(service, asked, jobs, asked.stops, chat=False))
 
 
@@ -148,5 +148,5 @@ async def chat(asked: ChatRequest, request: Request) -> Response:
     service.require_model(asked.model)
     asked = asked.model_copy(update={"max_tokens": asked.max_completion_tokens or asked.max_tokens})
     prompt, stops = await service.chat_prompt(asked.messages)
-    jobs = service.jobs(asked, [prompt], CHAT_TOKENS)
+    jobs = await service.jobs(asked, [prompt], CHAT_TOKENS)
     return await _respond(request, Answered(service, asked, jobs, asked.stops + stops, chat=True))

@@ -72,17 +72,19 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """All of the body; None where the client went away."""
+        uploads = _uploads(scope)
+        most = self.limits.upload if uploads else self.limits.body
         told = dict(scope["headers"]).get(b"content-length", b"0")
-        if not told.isdigit() or int(told[:20]) > self.limits.body:
-            raise self._too_large()
+        if not told.isdigit() or int(told[:20]) > most:
+            raise _too_large(most)
+        seconds = self.limits.seconds if uploads else self.limits.body_seconds
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                return await self._read(receive)
+            async with asyncio.timeout(seconds):
+                return await self._read(receive, most)
         except TimeoutError as error:
-            seconds = f"{self.limits.body_seconds:g}"
-            raise ApiError(408, f"the body did not arrive within {seconds} seconds") from error
+            raise ApiError(408, f"the body did not arrive within {seconds:g} seconds") from error
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, most: int) -> bytes | None:
         parts, size = [], 0
         while True:
             message = await receive()
@@ -90,13 +92,20 @@ class Guard:
                 return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self.limits.body:
-                raise self._too_large()
+            if size > most:
+                raise _too_large(most)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self.limits.body} bytes")
+
+def _uploads(scope: Scope) -> bool:
+    """Whether a request brings a memory file, which may be larger than any other."""
+    kind = dict(scope["headers"]).get(b"content-type", b"")
+    return scope["path"] == "/v1/memories" and kind.lower().startswith(b"multipart/form-data")
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -145,3 +145,9 @@ class ForkRequest(Strict):
 
     text: Text = ""
     name: Name | None = None
+
+
+class Upload(Strict):
+    """name: of a memory that comes as a file; None: what its file says."""
+
+    name: Name | None = None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,13 @@ from torch import Tensor
 from atlas_memory.serving.engine import Engine
 from atlas_memory.serving.jobs import Completion, Event, Failed, Finished, Job, Reading, Token
 from atlas_memory.serving.loading import Loaded
+from atlas_memory.serving.memory_check import MemoryCheck
+from atlas_memory.serving.memory_file import inspect_bytes, restore
 from atlas_memory.serving.server.answers import Answer
 from atlas_memory.serving.server.errors import ApiError
+from atlas_memory.serving.server.kept import Entry, Kept
 from atlas_memory.serving.server.limits import Limits
-from atlas_memory.serving.server.memories import Kept, Memories
+from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.protocol import Asked, Message
 
 TEMPLATE = (
@@ -50,6 +53,11 @@ class Service:
     memories: Memories
     limits: Limits
 
+    @cached_property
+    def check(self) -> MemoryCheck:
+        """Made when the first file is sent: it reads a few tokens."""
+        return MemoryCheck(self.loaded.model)
+
     def require_model(self, name: str | None) -> None:
         if name not in (None, self.name):
             raise ApiError(404, "there is no such model; GET /v1/models names the one", "model")
@@ -78,19 +86,28 @@ class Service:
             raise ApiError(400, f"the chat template refuses it: {error}", "messages") from error
         return await self.encode(text), stops
 
-    def jobs(self, asked: Asked, prompts: Sequence[Tensor], tokens: int) -> list[Completion]:
+    async def jobs(self, asked: Asked, prompts: Sequence[Tensor], tokens: int) -> list[Completion]:
         """One for every choice of every prompt; `tokens` if the request does not say how many."""
         copies = asked.n or 1
         if len(prompts) * copies > self.limits.choices:
             raise ApiError(400, f"more than {self.limits.choices} answers asked for", "n")
-        memory = self.memories.find(asked.memory).memory if asked.memory is not None else None
+        memory = None
+        if asked.memory is not None:
+            memory = (await self.memories.load(asked.memory)).memory
         most = asked.max_tokens or tokens
         if most > self.limits.new_tokens:
             limit = self.limits.new_tokens
             raise ApiError(400, f"max_tokens={most}: at most {limit} tokens", "max_tokens")
         ends = _ends(self.loaded)
         return [
-            Completion(self._begun(prompt, memory is None), most, memory, asked.sampling(i), ends)
+            Completion(
+                self._begun(prompt, memory is None),
+                most,
+                memory,
+                asked.sampling(i),
+                ends,
+                begin=asked.memory or "",
+            )
             for prompt in prompts
             for i in range(copies)
         ]
@@ -147,14 +164,14 @@ class Service:
             for ticket in tickets:
                 ticket.cancel()
 
-    async def read(self, text: str, name: str | None, parent: Kept | None) -> Kept:
+    async def read(self, text: str, name: str | None, parent: Kept | None) -> Entry:
         """Read a text as a new memory or behind an old one, which stays, and keep what it made."""
         with self.memories.place():
             tokens = await self.encode(text)
             if not len(tokens):
                 raise ApiError(400, "the text is empty; give at least one character", "text")
             before = None if parent is None else parent.memory
-            made = await self._made(Reading(tokens, before))
+            made = await self._made(Reading(tokens, before, "" if parent is None else parent.id))
             assert made.memory is not None and made.bits is not None
             shown, unpredicted = self.limits.shown, len(tokens) - len(made.bits)
             kept = Kept(
@@ -164,12 +181,29 @@ class Service:
                 tokens=tokens[:shown].clone(),
                 bits=made.bits[: shown - unpredicted].clone(),
             )
-            return self.memories.add(kept)
+            return await self.memories.add(kept)
 
-    def fork(self, parent: Kept, name: str | None) -> Kept:
-        """The same memory under another id; memories are values, so nothing is copied."""
+    async def fork(self, parent: Kept, name: str | None) -> Entry:
+        """The same memory under another id; memories are values, so nothing is copied in RAM."""
         with self.memories.place():
-            return self.memories.add(parent.fork(parent.name if name is None else name))
+            return await self.memories.add(parent.fork(parent.name if name is None else name))
+
+    async def take(self, data: bytes, name: str | None) -> Entry:
+        """Keep a memory file that somebody sends, if it is whole and this model's."""
+        with self.memories.place():
+            try:
+                kept = await asyncio.to_thread(self._taken, data, name)
+            except ValueError as error:
+                raise ApiError(400, str(error), "file") from error
+            return await self.memories.add(kept)
+
+    def _taken(self, data: bytes, name: str | None) -> Kept:
+        what = "the file"
+        contents = inspect_bytes(data, what)
+        self.check.contents(contents, what)
+        file = restore(contents, self.loaded.model, self.engine.fingerprint, what)
+        self.check.trial(file.memory, what)
+        return Kept.uploaded(file, name, self.loaded.model.config.vocab_size, self.limits.shown)
 
     async def _made(self, job: Reading) -> Finished:
         async with aclosing(self._events([job])) as events:
