@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 from atlas_memory.serving.engine import Capacity, Engine
 from atlas_memory.serving.loading import Loaded
 from atlas_memory.serving.memory_file import MemoryFile
-from atlas_memory.serving.server import completions, errors, memory_routes
+from atlas_memory.serving.server import completions, errors, memory_routes, operations
 from atlas_memory.serving.server.guard import Access, Guard
 from atlas_memory.serving.server.kept import Kept
 from atlas_memory.serving.server.limits import Limits
@@ -33,6 +34,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+STATUSES = (400, 401, 403, 404, 408, 413, 503)
 router = APIRouter()
 
 
@@ -66,12 +68,20 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
             if settings.store is not None:
                 settings.store.close()
 
-    app = FastAPI(title="atlas serve", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="atlas serve",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"description": "an error"} for status in STATUSES},
+    )
+    requests: Counter[tuple[str, str, int]] = Counter()
+    app.state.requests = requests
     errors.install(app)
-    app.include_router(completions.router)
-    app.include_router(memory_routes.router)
+    for part in (completions, memory_routes, operations):
+        app.include_router(part.router)
     app.include_router(router)
-    return Guard(app, settings.access, settings.limits)
+    return Guard(app, settings.access, settings.limits, requests)
 
 
 def _service(request: Request) -> Service:
@@ -100,17 +110,17 @@ async def status(request: Request) -> dict[str, Any]:
     return {"object": "status", **service.engine.load, "memories": len(service.memories)}
 
 
-@router.get("/")
+@router.get("/", include_in_schema=False)
 async def page() -> Response:
     return _file("index.html", "text/html")
 
 
-@router.get("/page.js")
+@router.get("/page.js", include_in_schema=False)
 async def script() -> Response:
     return _file("page.js", "text/javascript")
 
 
-@router.get("/page.css")
+@router.get("/page.css", include_in_schema=False)
 async def style() -> Response:
     return _file("page.css", "text/css")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -15,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atlas_memory.serving.server.errors import ApiError
 from atlas_memory.serving.server.limits import Limits
 
-OPEN = frozenset({"/", "/page.css", "/page.js"})  # the page itself, which is the same everywhere
+# The pages, which are the same everywhere, and whether the server lives.
+OPEN = frozenset({"/", "/page.css", "/page.js", "/docs", "/health"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -52,16 +54,26 @@ def _name(host: str) -> str | None:
 
 
 class Guard:
-    """ASGI: checks access, then reads the body within its limits, then lets the app answer."""
+    """ASGI: checks access, then reads the body within its limits, then lets the app answer.
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits) -> None:
-        self.app, self.access, self.limits = app, access, limits
+    requests: counts what was answered, by method, route and status.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        requests: Counter[tuple[str, str, int]],
+    ) -> None:
+        self.app, self.access, self.limits, self.requests = app, access, limits, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None
+        send = self._counted(scope, send)
         try:
             self.access.check(scope)
             body = await self._body(scope, receive)
@@ -69,6 +81,18 @@ class Guard:
             return await error.response()(scope, receive, send)
         if body is not None:
             await self.app(scope, _replayed(body, receive), send)
+
+    def _counted(self, scope: Scope, send: Send) -> Send:
+        """By the route's own path: what a client asks for could be anything."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if path != "none" else "any"
+                self.requests[method, path, message["status"]] += 1
+            await send(message)
+
+        return counted
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """All of the body; None where the client went away."""

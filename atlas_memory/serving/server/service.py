@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,16 +14,28 @@ import torch
 from torch import Tensor
 
 from atlas_memory.serving.engine import Engine
-from atlas_memory.serving.jobs import Completion, Event, Failed, Finished, Job, Reading, Token
+from atlas_memory.serving.jobs import (
+    Completion,
+    Event,
+    Failed,
+    Finished,
+    Job,
+    Prompt,
+    Reading,
+    Ticket,
+    Token,
+)
 from atlas_memory.serving.loading import Loaded
 from atlas_memory.serving.memory_check import MemoryCheck
 from atlas_memory.serving.memory_file import inspect_bytes, restore
+from atlas_memory.serving.scores import Score
 from atlas_memory.serving.server.answers import Answer
 from atlas_memory.serving.server.errors import ApiError
 from atlas_memory.serving.server.kept import Entry, Kept
 from atlas_memory.serving.server.limits import Limits
 from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.protocol import Asked, Message
+from atlas_memory.serving.server.token_texts import TokenTexts
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
@@ -35,12 +47,17 @@ REASONS = {"stop": "stop", "length": "length", "time": "length"}
 
 @dataclass(frozen=True)
 class Piece:
-    """More text of answer `index`, of so many tokens, and why it ended once it has."""
+    """More text of answer `index`, of so many tokens, and why it ended once it has.
+
+    scores: of tokens that were asked to be scored. reused: tokens of the prompt known before.
+    """
 
     index: int
     text: str
     reason: str | None = None
     tokens: int = 0
+    scores: tuple[Score, ...] = ()
+    reused: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,10 @@ class Service:
     engine: Engine
     memories: Memories
     limits: Limits
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self.loaded.tokenizer)
 
     @cached_property
     def check(self) -> MemoryCheck:
@@ -88,38 +109,35 @@ class Service:
 
     async def jobs(self, asked: Asked, prompts: Sequence[Tensor], tokens: int) -> list[Completion]:
         """One for every choice of every prompt; `tokens` if the request does not say how many."""
-        copies = asked.n or 1
-        if len(prompts) * copies > self.limits.choices:
+        if len(prompts) * asked.tries > self.limits.choices:
             raise ApiError(400, f"more than {self.limits.choices} answers asked for", "n")
+        self._require_ids("logit_bias", [int(token) for token in asked.logit_bias or {}])
         memory = None
         if asked.memory is not None:
             memory = (await self.memories.load(asked.memory)).memory
-        most = asked.max_tokens or tokens
+        most = tokens if asked.max_tokens is None else asked.max_tokens
         if most > self.limits.new_tokens:
             limit = self.limits.new_tokens
             raise ApiError(400, f"max_tokens={most}: at most {limit} tokens", "max_tokens")
-        ends = _ends(self.loaded)
-        return [
-            Completion(
-                self._begun(prompt, memory is None),
-                most,
-                memory,
-                asked.sampling(i),
-                ends,
-                begin=asked.memory or "",
-            )
-            for prompt in prompts
-            for i in range(copies)
-        ]
+        ranked = 0 if asked.tries > (asked.n or 1) else None
+        made = partial(
+            Completion,
+            max_new_tokens=most,
+            memory=memory,
+            ends=_ends(self.loaded),
+            top=ranked if asked.top is None else asked.top,
+            scores_prompt=asked.echoes and asked.top is not None,
+            begin=asked.memory or "",
+        )
+        begun = [self._begun(prompt, memory is None) for prompt in prompts]
+        return [made(p, sampling=asked.sampling(i)) for p in begun for i in range(asked.tries)]
 
     def _begun(self, prompt: Tensor, first: bool) -> Tensor:
         """A prompt that the model can read; a text that begins with nothing begins as texts do."""
         if len(prompt) > self.limits.prompt_tokens:
             limit = self.limits.prompt_tokens
             raise ApiError(400, f"the prompt has {len(prompt)} tokens, more than {limit}", "prompt")
-        ids = self.loaded.model.config.vocab_size
-        if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < ids:
-            raise ApiError(400, f"a token id is not in the vocabulary of {ids}", "prompt")
+        self._require_ids("prompt", prompt.aminmax() if len(prompt) else ())
         if first and not len(prompt):
             end = self.loaded.tokenizer.end
             if end is None:
@@ -127,13 +145,23 @@ class Service:
             return torch.tensor([end])
         return prompt
 
+    def _require_ids(self, where: str, ids: Iterable[int | Tensor]) -> None:
+        known = self.loaded.model.config.vocab_size
+        if not all(0 <= int(token) < known for token in ids):
+            raise ApiError(400, f"a token id is not in the vocabulary of {known}", where)
+
     async def answers(
-        self, jobs: Sequence[Completion], stops: tuple[str, ...]
+        self, jobs: Sequence[Completion], stops: tuple[str, ...], echoes: bool = False
     ) -> AsyncGenerator[Piece, None]:
-        """The text of all jobs as it comes, each up to its end; leaving early cancels the rest."""
+        """The text of all jobs as it comes, each up to its end; leaving early cancels the rest.
+
+        echoes: the prompt is the beginning of the text.
+        """
         texts = [Answer(self.loaded.tokenizer, stops) for _ in jobs]
-        left = set(range(len(jobs)))
-        async with aclosing(self._events(jobs)) as events:
+        left, tickets = set(range(len(jobs))), list[Ticket]()
+        for index, job in enumerate(jobs if echoes else ()):
+            yield Piece(index, self.loaded.tokenizer.fast.decode(job.prompt.tolist()))
+        async with aclosing(self._events(jobs, tickets)) as events:
             while left:
                 index, event = await anext(events)
                 if index not in left:
@@ -141,15 +169,17 @@ class Service:
                 piece = _piece(index, texts[index], event)
                 if piece.reason is not None:
                     left.discard(index)
-                yield piece
+                reused = min(tickets[index].reused, len(jobs[index].prompt))
+                yield replace(piece, reused=reused)
 
-    async def _events(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Event], None]:
+    async def _events(
+        self, jobs: Sequence[Job], tickets: list[Ticket]
+    ) -> AsyncGenerator[tuple[int, Event], None]:
         heard: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
         def notify(index: int) -> Callable[[Event], None]:
             return lambda event: heard.put_nowait((index, event))
 
-        tickets = []
         try:
             for index, job in enumerate(jobs):
                 tickets.append(self.engine.submit(job, notify(index), self.limits.seconds))
@@ -206,7 +236,7 @@ class Service:
         return Kept.uploaded(file, name, self.loaded.model.config.vocab_size, self.limits.shown)
 
     async def _made(self, job: Reading) -> Finished:
-        async with aclosing(self._events([job])) as events:
+        async with aclosing(self._events([job], [])) as events:
             _, event = await anext(events)
         assert isinstance(event, Finished)
         if event.reason == "time":
@@ -215,8 +245,11 @@ class Service:
 
 
 def _piece(index: int, text: Answer, event: Event) -> Piece:
+    if isinstance(event, Prompt):
+        return Piece(index, "", scores=event.scores)
     if isinstance(event, Token):
-        return Piece(index, text.add(event.id), "stop" if text.stopped else None, 1)
+        shown, scores = text.add(event.id), (event.score,) if event.score else ()
+        return Piece(index, shown, "stop" if text.stopped else None, 1, scores)
     assert isinstance(event, Finished)
     if event.reason == "time" and not text.tokens:
         raise ApiError(503, "no token within the time that a request may take; try again later")
