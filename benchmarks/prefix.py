@@ -1,10 +1,10 @@
-"""A known prefix is not read again: how soon the first token comes, and whether answers stay the same.
+"""A known prefix is not read again: how soon does the first token come, and is the answer the same?
 
-    python benchmarks/prefix.py RUN                       one prefix of 100,000 tokens, asked twice
-    python benchmarks/prefix.py RUN --requests 200        and random requests, with a cache and without
+    python benchmarks/prefix.py RUN                    one prefix of 100,000 tokens, asked twice
+    python benchmarks/prefix.py RUN --requests 200     and random ones, with a cache and without
 
-RUN is a folder of `atlas train`, of a model of bytes. Random requests share beginnings and part from
-them anywhere; two servers in float64, one of them with a small prefix cache, must answer alike.
+RUN is a folder of `atlas train`, of a model of bytes. Random requests share beginnings and part
+from them anywhere; two servers in float64, one of them with a small prefix cache, must agree.
 """
 
 import argparse

@@ -8,9 +8,9 @@ RUN is a folder of `atlas train`. It is served on loopback by a process of its o
 unless --threads says otherwise. First every question is put to transformers' `generate` alone; then
 the clients, OpenAI's own, ask them all at once, some of a memory or of a fork of it that they make
 and delete, some behind a long beginning that they share, some with scores, half of them as streams
-of which some are left in the middle, and compare. Where an answer differs, the two tokens are looked up in the logits: a difference that is
-no near tie is a wrong answer. Throughput is tokens per second of the server's processor time and
-of the clock, first with 1 client and then with 16.
+of which some are left in the middle, and compare. Where an answer differs, the two tokens are
+looked up in the logits: a difference that is no near tie is a wrong answer. Throughput is tokens
+per second of the server's processor time and of the clock, first with 1 client and then with 16.
 """
 
 import argparse
