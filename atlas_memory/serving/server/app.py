@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from atlas_memory.serving.engine import Capacity, Engine
 from atlas_memory.serving.loading import Loaded
 from atlas_memory.serving.memory_file import MemoryFile
-from atlas_memory.serving.server import completions, errors, memory_routes, operations
+from atlas_memory.serving.server import completions, errors, memory_routes, operations, pages
 from atlas_memory.serving.server.guard import Access, Guard
 from atlas_memory.serving.server.kept import Kept
 from atlas_memory.serving.server.limits import Limits
@@ -25,15 +23,6 @@ from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.service import Service
 from atlas_memory.serving.server.store import Store
 
-PAGE = Path(__file__).parent / "page"
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 STATUSES = (400, 401, 403, 404, 408, 413, 503)
 router = APIRouter()
 
@@ -78,26 +67,21 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
     requests: Counter[tuple[str, str, int]] = Counter()
     app.state.requests = requests
     errors.install(app)
-    for part in (completions, memory_routes, operations):
+    for part in (completions, memory_routes, operations, pages):
         app.include_router(part.router)
     app.include_router(router)
     return Guard(app, settings.access, settings.limits, requests)
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(_service(request))]}
+    return {"object": "list", "data": [_model(Service.of(request))]}
 
 
 @router.get("/v1/models/{name}")
 async def model(name: str, request: Request) -> dict[str, Any]:
-    _service(request).require_model(name)
-    return _model(_service(request))
+    Service.of(request).require_model(name)
+    return _model(Service.of(request))
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -106,26 +90,5 @@ def _model(service: Service) -> dict[str, Any]:
 
 @router.get("/v1/status")
 async def status(request: Request) -> dict[str, Any]:
-    service = _service(request)
+    service = Service.of(request)
     return {"object": "status", **service.engine.load, "memories": len(service.memories)}
-
-
-@router.get("/", include_in_schema=False)
-async def page() -> Response:
-    return _file("index.html", "text/html")
-
-
-@router.get("/page.js", include_in_schema=False)
-async def script() -> Response:
-    return _file("page.js", "text/javascript")
-
-
-@router.get("/page.css", include_in_schema=False)
-async def style() -> Response:
-    return _file("page.css", "text/css")
-
-
-def _file(name: str, kind: str) -> Response:
-    return Response(
-        (PAGE / name).read_bytes(), media_type=f"{kind}; charset=utf-8", headers=HEADERS
-    )

@@ -172,7 +172,7 @@ async def _disconnected(request: Request) -> None:
 
 @router.post("/v1/completions")
 async def completions(asked: CompletionRequest, request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = Service.of(request)
     service.require_model(asked.model)
     prompts = [
         await service.encode(p) if isinstance(p, str) else torch.tensor(p, dtype=torch.long)
@@ -184,7 +184,7 @@ async def completions(asked: CompletionRequest, request: Request) -> Response:
 
 @router.post("/v1/chat/completions")
 async def chat(asked: ChatRequest, request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = Service.of(request)
     service.require_model(asked.model)
     if asked.max_completion_tokens is not None:
         asked = asked.model_copy(update={"max_tokens": asked.max_completion_tokens})

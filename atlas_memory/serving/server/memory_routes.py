@@ -38,15 +38,10 @@ BODY = {
 }
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
 @router.get("/v1/memories")
 async def list_memories(request: Request) -> dict[str, Any]:
     """All memories, without what they know."""
-    return {"object": "list", "data": [entry.described() for entry in _service(request).memories]}
+    return {"object": "list", "data": [entry.described() for entry in Service.of(request).memories]}
 
 
 @router.post("/v1/memories", openapi_extra=BODY)
@@ -55,7 +50,7 @@ async def make_memory(request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         return await _upload(request)
-    service, asked = _service(request), _parsed(await request.body())
+    service, asked = Service.of(request), _parsed(await request.body())
     parent = None if asked.memory is None else await service.memories.load(asked.memory)
     return (await service.read(asked.text, asked.name, parent)).described()
 
@@ -84,18 +79,18 @@ async def _upload(request: Request) -> dict[str, Any]:
                 [{**error.errors()[0], "loc": ("body", "name")}]
             ) from error
         data = await file.read()
-    return (await _service(request).take(data, named.name)).described()
+    return (await Service.of(request).take(data, named.name)).described()
 
 
 @router.get("/v1/memories/{name}")
 async def describe_memory(name: str, request: Request) -> dict[str, Any]:
-    return _service(request).memories.find(name).described()
+    return Service.of(request).memories.find(name).described()
 
 
 @router.get("/v1/memories/{name}/surprise")
 async def surprise(name: str, request: Request) -> dict[str, Any]:
     """Every character or token of the text that the memory has read last, with its bits."""
-    service = _service(request)
+    service = Service.of(request)
     kept = await service.memories.load(name)
     pieces = await asyncio.to_thread(kept.pieces, service.loaded.tokenizer)
     return {"object": "surprise", "id": kept.id, "tokens": len(kept.tokens), "pieces": pieces}
@@ -104,7 +99,7 @@ async def surprise(name: str, request: Request) -> dict[str, Any]:
 @router.post("/v1/memories/{name}/fork")
 async def fork_memory(name: str, asked: ForkRequest, request: Request) -> dict[str, Any]:
     """A new memory that goes on from this one, which stays what it is."""
-    service = _service(request)
+    service = Service.of(request)
     parent = await service.memories.load(name)
     if not asked.text:
         return (await service.fork(parent, asked.name)).described()
@@ -115,7 +110,7 @@ async def fork_memory(name: str, asked: ForkRequest, request: Request) -> dict[s
 @router.get("/v1/memories/{name}/file")
 async def download_memory(name: str, request: Request) -> Response:
     """The memory as a file, which can be uploaded again."""
-    kept = await _service(request).memories.load(name)
+    kept = await Service.of(request).memories.load(name)
     content = await asyncio.to_thread(to_bytes, kept.file())
     headers = {"content-disposition": f'attachment; filename="{kept.id}.memory"'}
     return Response(content, media_type="application/octet-stream", headers=headers)
@@ -123,5 +118,5 @@ async def download_memory(name: str, request: Request) -> Response:
 
 @router.delete("/v1/memories/{name}")
 async def delete_memory(name: str, request: Request) -> dict[str, Any]:
-    await _service(request).memories.delete(name)
+    await Service.of(request).memories.delete(name)
     return {"id": name, "object": "memory.deleted", "deleted": True}

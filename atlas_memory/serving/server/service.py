@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from starlette.requests import Request
 from torch import Tensor
 
 from atlas_memory.serving.engine import Engine
@@ -69,6 +70,11 @@ class Service:
     engine: Engine
     memories: Memories
     limits: Limits
+
+    @staticmethod
+    def of(request: Request) -> Service:
+        service: Service = request.app.state.service
+        return service
 
     @cached_property
     def token_texts(self) -> TokenTexts:
