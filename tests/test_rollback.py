@@ -12,7 +12,7 @@ from atlas_memory.variants import variants
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 ASSISTED = ["atlas", "omeganet", "titans", "gated_deltanet", "mamba2", "swa"]
-ASSISTED += [v for v in variants() if v.endswith(("_mac", "_mag", "_mal")) or v == "samba"]
+ASSISTED += ["atlas_mac", "atlas_mag", "atlas_mal", "samba", "gated_deltanet_h2"]
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 49}  # 49 is in no prompt
 
 
