@@ -17,6 +17,7 @@ _HOMES = {
     "config": "AtlasConfig",
     "cache": "AtlasCache",
     "model": "AtlasForCausalLM AtlasModel",
+    "serving.prefix_cache": "PrefixCache",
     "serving.reading": "Memory read",
     "serving.trace": "Trace trace",
     "variants": "variants",
