@@ -17,7 +17,7 @@ from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.variants import SIZES, VARIANTS, preset
 
 # What transformers itself writes into a config or passes to one, beside the fields it declares.
-_OF_TRANSFORMERS = {
+OF_TRANSFORMERS = {
     "attn_implementation",
     "auto_map",
     "experts_implementation",
@@ -140,7 +140,7 @@ def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _refuse_unknown(given: dict[str, Any], config: type[AtlasConfig]) -> None:
-    known = {field.name for field in fields(config)} | _OF_TRANSFORMERS
+    known = {field.name for field in fields(config)} | OF_TRANSFORMERS
     for name in given:
         if name not in known and not name.startswith("_"):
             own = [field for field in config.__annotations__ if field != "model_type"]

@@ -83,18 +83,16 @@ def _is_loaded(tensor: Tensor) -> bool:
     return getattr(tensor, "_is_hf_initialized", False) or not tensor.is_floating_point()
 
 
-class AtlasModel(AtlasPreTrainedModel):
-    """Embedding, blocks and a final norm."""
+class Reader(AtlasPreTrainedModel):
+    """Abstract: tokens through layers whose states an AtlasCache carries.
 
-    def __init__(self, config: AtlasConfig) -> None:
-        super().__init__(config)
-        dim, hidden, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        mixers = [mixer.build(config.width) for mixer in config.mixer_of_layer()]
-        self.embed_tokens = nn.Embedding(config.vocab_size, dim)
-        self.layers = nn.ModuleList(Block(dim, hidden, mixer, eps) for mixer in mixers)
-        self.norm = RMSNorm(dim, eps)
-        self.gradient_checkpointing = False
-        self.post_init()
+    A reader has `embed_tokens`, and `_run`, which takes packed rows through its layers.
+    """
+
+    def _run(
+        self, x: Tensor, states: tuple[State, ...], rows: Rows, keep_hidden: bool
+    ) -> tuple[Tensor, list[State], list[Tensor]]:
+        raise NotImplementedError
 
     @can_return_tuple
     @untraced_frame
@@ -114,35 +112,17 @@ class AtlasModel(AtlasPreTrainedModel):
         x = self._embed(input_ids, inputs_embeds)
         cache = self._checked(past_key_values, len(x))
         rows = Rows.read((x.shape[0], x.shape[1]), attention_mask, position_ids, cache.seen)
-        x, states, hidden = self._run(rows.pack(x), cache.states, rows)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        x, states, hidden = self._run(rows.pack(x), cache.states, rows, bool(output_hidden_states))
         seen = cache.seen + x.shape[1]
         return BaseModelOutputWithPast(
             last_hidden_state=rows.unpack(x),
             past_key_values=AtlasCache(states, seen, self.fingerprint) if use_cache else None,
             hidden_states=tuple(map(rows.unpack, hidden)) if output_hidden_states else None,
         )
-
-    @untraced_frame
-    def _run(
-        self, x: Tensor, states: tuple[State, ...], rows: Rows
-    ) -> tuple[Tensor, list[State], list[Tensor]]:
-        """Through all blocks: the normed output, the new states, and every block's input."""
-        before: tuple[State | None, ...] = states or (None,) * len(self.layers)
-        after, hidden = [], []
-        for block, state in zip(self.layers, before, strict=True):
-            hidden.append(x)
-            call = partial(block, starts=rows.starts, lengths=rows.lengths)
-            if self.gradient_checkpointing and self.training:
-                x, state = self._gradient_checkpointing_func(call, x, state)
-            else:
-                x, state = call(x, state)
-            after.append(state)
-        x = self.norm(x)
-        return x, after, [*hidden, x]
 
     @untraced
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -184,6 +164,39 @@ class AtlasModel(AtlasPreTrainedModel):
         return cache
 
 
+class AtlasModel(Reader):
+    """Embedding, blocks and a final norm."""
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        dim, hidden, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        mixers = [mixer.build(config.width) for mixer in config.mixer_of_layer()]
+        self.embed_tokens = nn.Embedding(config.vocab_size, dim)
+        self.layers = nn.ModuleList(Block(dim, hidden, mixer, eps) for mixer in mixers)
+        self.norm = RMSNorm(dim, eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @untraced_frame
+    def _run(
+        self, x: Tensor, states: tuple[State, ...], rows: Rows, keep_hidden: bool
+    ) -> tuple[Tensor, list[State], list[Tensor]]:
+        """Through all blocks: the normed output, the new states, and, if kept, all inputs."""
+        before: tuple[State | None, ...] = states or (None,) * len(self.layers)
+        after, hidden = [], []
+        for block, state in zip(self.layers, before, strict=True):
+            if keep_hidden:
+                hidden.append(x)
+            call = partial(block, starts=rows.starts, lengths=rows.lengths)
+            if self.gradient_checkpointing and self.training:
+                x, state = self._gradient_checkpointing_func(call, x, state)
+            else:
+                x, state = call(x, state)
+            after.append(state)
+        x = self.norm(x)
+        return x, after, [*hidden, x]
+
+
 def _check_text(name: str, given: Tensor, shape: str) -> None:
     if given.ndim != shape.count(",") + 1:
         raise ValueError(f"{name} has shape {list(given.shape)}; give {shape}")
@@ -202,16 +215,8 @@ def _check_ids(input_ids: Tensor, vocabulary: int) -> None:
         )
 
 
-class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
-    """A language model: AtlasModel and a head over the vocabulary."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: AtlasConfig) -> None:
-        super().__init__(config)
-        self.model = AtlasModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
+    """Abstract: a Reader `model` and a head `lm_head` over the vocabulary."""
 
     @can_return_tuple
     @untraced_frame
@@ -297,6 +302,18 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             raise ValueError(f"cache_implementation={kind!r}: this model has one cache, AtlasCache")
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = AtlasCache()
+
+
+class AtlasForCausalLM(LanguageModel):
+    """A language model: AtlasModel and a head over the vocabulary."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        self.model = AtlasModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
 
 
 def next_token_loss(logits: Tensor, labels: Tensor, count: int | Tensor | None) -> Tensor:

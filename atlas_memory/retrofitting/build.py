@@ -1,0 +1,160 @@
+"""retrofit: a pretrained model in, the same model with memories out; `base_of` goes back."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from atlas_memory.blocks import Memory, suggest
+from atlas_memory.memory.architectures import Matrix
+from atlas_memory.memory.feature_maps import Polynomial
+from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.retrofitting.beside import MAPS, LowRank, MemoryBeside
+from atlas_memory.retrofitting.config import RetrofitConfig
+from atlas_memory.retrofitting.families import FAMILIES, require_llama_like
+from atlas_memory.retrofitting.model import RetrofittedForCausalLM
+from atlas_memory.variants import VARIANTS
+
+LARGEST_HEAD = 64  # of a memory: phi_2 of 64 channels has 2,145 features, of 128 it has 8,385
+PROBE = 12  # tokens on which base and retrofitted model must agree
+
+
+def retrofit(
+    model: PreTrainedModel,
+    variant: str = "atlas",
+    layers: Sequence[int] | None = None,
+    window: int | None = 1024,
+    *,
+    sinks: int = 4,
+    lora: int = 0,
+    memory: MemorySpec | None = None,
+) -> RetrofittedForCausalLM:
+    """Give a pretrained language model memories; until they are trained it says what it said.
+
+    layers: which get a memory, negative ones counted from the end; None: three of the upper half.
+    window: tokens that attention still sees, None for all. memory: instead of the variant's own.
+    The new model holds the base's tensors, not copies of them; the base goes on working.
+    """
+    base: Any = getattr(model, "model", None)
+    head = getattr(model, "lm_head", None)
+    if base is None or not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"{type(model).__name__} cannot be retrofitted: it is no language model with a "
+            f"decoder `model` and a head `lm_head`; use {FAMILIES}"
+        )
+    require_llama_like(base)
+    config = retrofit_config(model.config, variant, layers, window, sinks, lora, memory)
+    new = RetrofittedForCausalLM(config, _sharing(base), _sharing(head))
+    for _, part in new.memories():
+        part.memory.to(device=model.device, dtype=model.dtype)
+        part.gate.data = part.gate.data.to(device=model.device, dtype=model.dtype)
+        part.start_from_attention()
+    if model.generation_config is not None:
+        new.generation_config = deepcopy(model.generation_config)
+    _require_same(model, new)
+    return new.train(model.training)
+
+
+def retrofit_config(
+    base: Any,
+    variant: str,
+    layers: Sequence[int] | None,
+    window: int | None,
+    sinks: int,
+    lora: int,
+    memory: MemorySpec | None = None,
+) -> RetrofitConfig:
+    """What `retrofit` makes of a base's config, without its weights."""
+    depth, dim, heads = base.num_hidden_layers, base.hidden_size, base.num_attention_heads
+    width = getattr(base, "head_dim", None) or dim // heads
+    part = max(d for d in range(1, LARGEST_HEAD + 1) if width % d == 0)
+    if dim % part:
+        raise ValueError(
+            f"{base.model_type} cannot be retrofitted: its width {dim} is no multiple of {part}, "
+            f"the size of a memory's head; use {FAMILIES}"
+        )
+    chosen = [depth // 2, 2 * depth // 3, 5 * depth // 6] if layers is None else list(layers)
+    return RetrofitConfig(
+        base=_plain(base),
+        variant=variant,
+        memory=(memory or variant_memory(variant, part)).to_dict(),
+        layers=sorted({n + depth if -depth <= n < 0 else n for n in chosen})
+        if layers is None
+        else [n + depth if -depth <= n < 0 else n for n in chosen],
+        heads=dim // part,
+        window=window,
+        sinks=sinks,
+        lora=lora,
+    )
+
+
+def variant_memory(variant: str, head: int) -> MemorySpec:
+    """The memory of a variant that is one and nothing else, for heads of `head` channels."""
+    alone = {n: v.memory for n, v in VARIANTS.items() if v.mixers == (Memory(),)}
+    memory = alone.get(variant)
+    if memory is None:
+        names = suggest(variant, list(alone))
+        raise ValueError(f"{variant!r} is no memory that can stand beside attention; {names}")
+    large = isinstance(memory.features, Polynomial) and head > LARGEST_HEAD // 2
+    if large and not isinstance(memory.architecture, Matrix):
+        return replace(memory, architecture=replace(memory.architecture, expansion=1))
+    return memory
+
+
+def base_of(model: RetrofittedForCausalLM) -> PreTrainedModel:
+    """The pretrained model as it was, with full attention; it shares the tensors."""
+    decoder: Any = _sharing(model.model.base)
+    for layer in decoder.layers:
+        if isinstance(layer.self_attn, MemoryBeside):
+            layer.self_attn = layer.self_attn.attention
+        for name in MAPS:
+            linear = getattr(layer.self_attn, name)
+            if isinstance(linear, LowRank):
+                setattr(layer.self_attn, name, linear.plain())
+    decoder.config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        whole: Any = AutoModelForCausalLM.from_config(model.config.base_config)
+    whole.config = decoder.config
+    whole.model, whole.lm_head = decoder, _sharing(model.lm_head)
+    whole.generation_config = deepcopy(model.generation_config)
+    base: PreTrainedModel = whole.train(model.training)
+    return base
+
+
+def _sharing(module: nn.Module) -> Any:
+    """The same modules anew, around the very same tensors."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _plain(base: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = base.to_dict()
+    ours = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+    return {name: value for name, value in plain.items() if name not in ours}
+
+
+@torch.no_grad()
+def _require_same(model: PreTrainedModel, new: RetrofittedForCausalLM) -> None:
+    """What the structure does not tell: whether the base does something with its logits."""
+    if model.device.type == "meta":
+        return
+    count = min(PROBE, new.config.window or PROBE)
+    ids = torch.arange(count, device=model.device)[None] % new.config.vocab_size
+    before, training = model.training, new.training
+    theirs, ours = model.eval()(ids, use_cache=False).logits, new.eval()(ids).logits
+    model.train(before)
+    new.train(training)
+    off = (theirs - ours).abs().max() / theirs.abs().max().clamp(min=1e-6)
+    if not off < 1e-2:
+        raise ValueError(
+            f"{model.config.model_type} cannot be retrofitted: it computes something beside its "
+            f"layers that would be lost; use {FAMILIES}"
+        )
