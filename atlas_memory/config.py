@@ -163,3 +163,6 @@ def _check_shape(config: AtlasConfig) -> None:
 
 
 AutoConfig.register(AtlasConfig.model_type, AtlasConfig, exist_ok=True)
+
+# Whoever knows our models knows the retrofitted ones, which are built on this module.
+import atlas_memory.retrofitting.config  # noqa: E402, F401

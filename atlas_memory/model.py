@@ -86,7 +86,7 @@ def _is_loaded(tensor: Tensor) -> bool:
 class Reader(AtlasPreTrainedModel):
     """Abstract: tokens through layers whose states an AtlasCache carries.
 
-    A reader has `embed_tokens`, and `_run`, which takes packed rows through its layers.
+    A reader has embeddings, and `_run`, which takes packed rows through its layers.
     """
 
     def _run(
@@ -136,8 +136,8 @@ class Reader(AtlasPreTrainedModel):
         assert input_ids is not None
         _check_text("input_ids", input_ids, "[rows, tokens]")
         if not input_ids.is_meta:
-            _check_ids(input_ids, self.embed_tokens.num_embeddings)
-        embedded: Tensor = self.embed_tokens(input_ids)
+            _check_ids(input_ids, self.config.vocab_size)
+        embedded: Tensor = self.get_input_embeddings()(input_ids)
         return embedded
 
     @property
@@ -330,3 +330,6 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: int | Tensor | None) 
 
 AutoModel.register(AtlasConfig, AtlasModel, exist_ok=True)
 AutoModelForCausalLM.register(AtlasConfig, AtlasForCausalLM, exist_ok=True)
+
+# Whoever knows our models knows the retrofitted ones, which are built on this module.
+import atlas_memory.retrofitting.model  # noqa: E402, F401

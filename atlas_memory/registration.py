@@ -13,10 +13,9 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# A retrofitted model's modules import ours of the same kind, so each brings both.
 OURS = {
-    "transformers.models.auto.configuration_auto": "atlas_memory.retrofitting.config",
-    "transformers.models.auto.modeling_auto": "atlas_memory.retrofitting.model",
+    "transformers.models.auto.configuration_auto": "atlas_memory.config",
+    "transformers.models.auto.modeling_auto": "atlas_memory.model",
 }
 
 

@@ -18,9 +18,10 @@ MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
 class MemoryBeside(nn.Module):
     """y = attention(x) + gate * memory(x), a gate for every channel, 0 at first."""
 
-    def __init__(self, attention: nn.Module, dim: int, heads: int, spec: MemorySpec) -> None:
+    def __init__(self, attention: Any, dim: int, heads: int, spec: MemorySpec) -> None:
         super().__init__()
         self.attention = attention
+        self.layer: int = attention.layer_idx
         self.memory = MemoryLayer(dim, heads, spec)
         self.gate = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
@@ -32,8 +33,7 @@ class MemoryBeside(nn.Module):
         self, hidden_states: Tensor, reading: Reading, **given: Any
     ) -> tuple[Tensor, Tensor | None]:
         attended, maps = self.attention(hidden_states=hidden_states, reading=reading, **given)
-        layer: int = self.attention.layer_idx
-        remembered = reading.remember(layer, self.memory, hidden_states)
+        remembered = reading.remember(self.layer, self.memory, hidden_states)
         return attended + self.gate * remembered, maps
 
     @torch.no_grad()
@@ -44,7 +44,7 @@ class MemoryBeside(nn.Module):
         and values between heads, they are repeated. Biases stay behind.
         """
         part, dim = self.memory.head_dim, self.gate.shape[0]
-        width = self.attention.head_dim
+        width: Any = self.attention.head_dim
         q, k, v, o = (getattr(self.attention, name).weight for name in MAPS)
         rows = torch.arange(dim, device=q.device)
         number = rows // part  # of the memory's head
@@ -66,19 +66,15 @@ class LowRank(nn.Linear):
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None)
         self.weight, self.bias = linear.weight, linear.bias
-        made = {"dtype": linear.weight.dtype, "device": linear.weight.device}
-        self.down = nn.Parameter(torch.empty(rank, linear.in_features, **made))
-        self.up = nn.Parameter(torch.empty(linear.out_features, rank, **made))
-        self.start()
-
-    def start(self) -> None:
-        nn.init.normal_(self.down, std=self.in_features**-0.5)
-        nn.init.zeros_(self.up)
+        self.down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        self.up = nn.Parameter(linear.weight.new_empty(linear.out_features, rank))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
+        """Of what is added alone: the pretrained map stays as it is."""
         if "up" in self._parameters:
-            self.start()
+            nn.init.normal_(self.down, std=self.in_features**-0.5)
+            nn.init.zeros_(self.up)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + F.linear(F.linear(x, self.down), self.up)

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,7 @@ PROBE = 12  # tokens on which base and retrofitted model must agree
 def retrofit(
     model: PreTrainedModel,
     variant: str = "atlas",
-    layers: Sequence[int] | None = None,
+    layers: Collection[int] | None = None,
     window: int | None = 1024,
     *,
     sinks: int = 4,
@@ -66,7 +67,7 @@ def retrofit(
 def retrofit_config(
     base: Any,
     variant: str,
-    layers: Sequence[int] | None,
+    layers: Collection[int] | None,
     window: int | None,
     sinks: int,
     lora: int,
@@ -81,14 +82,13 @@ def retrofit_config(
             f"{base.model_type} cannot be retrofitted: its width {dim} is no multiple of {part}, "
             f"the size of a memory's head; use {FAMILIES}"
         )
-    chosen = [depth // 2, 2 * depth // 3, 5 * depth // 6] if layers is None else list(layers)
+    if layers is None:
+        layers = {depth // 2, 2 * depth // 3, 5 * depth // 6}
     return RetrofitConfig(
         base=_plain(base),
         variant=variant,
         memory=(memory or variant_memory(variant, part)).to_dict(),
-        layers=sorted({n + depth if -depth <= n < 0 else n for n in chosen})
-        if layers is None
-        else [n + depth if -depth <= n < 0 else n for n in chosen],
+        layers=sorted(n + depth if -depth <= n < 0 else n for n in layers),
         heads=dim // part,
         window=window,
         sinks=sinks,
@@ -132,11 +132,15 @@ def base_of(model: RetrofittedForCausalLM) -> PreTrainedModel:
 def _sharing(module: nn.Module) -> Any:
     """The same modules anew, around the very same tensors."""
     tensors = [*module.parameters(), *module.buffers()]
-    return deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    copy: Any = deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    for part in copy.modules():
+        part._is_hf_initialized = True  # or transformers may give the base new random weights
+    return copy
 
 
 def _plain(base: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = base.to_dict()
+    """A config as the JSON that will be saved, without what is told elsewhere."""
+    plain: dict[str, Any] = json.loads(json.dumps(base.to_dict()))
     ours = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
     return {name: value for name, value in plain.items() if name not in ours}
 

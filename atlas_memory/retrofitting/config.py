@@ -14,9 +14,9 @@ from atlas_memory.config import OF_TRANSFORMERS
 from atlas_memory.memory.spec import MemorySpec
 
 # What other code asks a config for, and a retrofitted model has from its base.
-_OF_THE_BASE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_OF_THE_BASE += ("vocab_size", "tie_word_embeddings", "initializer_range")
-_OF_THE_BASE += ("pad_token_id", "bos_token_id", "eos_token_id")
+_OF_THE_BASE = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+_OF_THE_BASE += ["vocab_size", "tie_word_embeddings", "initializer_range"]
+_OF_THE_BASE += ["pad_token_id", "bos_token_id", "eos_token_id"]
 
 
 class RetrofitConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
@@ -58,6 +58,8 @@ class RetrofitConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
                 raise ValueError(f"unknown field {name!r} of RetrofitConfig; {suggest(name, own)}")
         if isinstance(self.memory, MemorySpec):
             self.memory = self.memory.to_dict()
+        elif self.memory is not None:
+            self.memory = MemorySpec.from_dict(self.memory).to_dict()
         if self.base is not None and self.vocab_size is None:
             for name in _OF_THE_BASE:
                 if name in self.base:
@@ -73,6 +75,11 @@ class RetrofitConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             raise ValueError("RetrofitConfig has no base; make one with atlas_memory.retrofit")
         plain = {**self.base, "vocab_size": self.vocab_size}
         return AutoConfig.for_model(**plain)
+
+    @property
+    def width(self) -> int:
+        assert self.hidden_size is not None
+        return self.hidden_size
 
     @property
     def memory_spec(self) -> MemorySpec:

@@ -46,6 +46,6 @@ def _difference(base: Any) -> str | None:
     return None
 
 
-def rotation(attention: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
+def rotation(attention: Any) -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The family's own `apply_rotary_pos_emb`, which knows which channels turn together."""
     return getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)

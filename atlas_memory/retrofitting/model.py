@@ -1,6 +1,6 @@
 """RetrofittedForCausalLM: a pretrained transformer with memories, as transformers knows a model."""
 
-# mypy: disable-error-code="no-untyped-call, misc, assignment"
+# mypy: disable-error-code="no-untyped-call, misc, assignment, union-attr, operator"
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atlas_memory.model import LanguageModel, Reader
 from atlas_memory.retrofitting.beside import MemoryBeside, add_low_rank
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.families import require_llama_like, rotation
-from atlas_memory.retrofitting.reading import NAME, Reading, RetrofittedState
+from atlas_memory.retrofitting.reading import NAME, Reading
 
 
 class RetrofittedModel(Reader):
@@ -28,16 +28,17 @@ class RetrofittedModel(Reader):
     def __init__(self, config: RetrofitConfig, base: PreTrainedModel | None = None) -> None:
         """base: a decoder to be taken over; without one, a new one of the config's shape."""
         super().__init__(config)
-        self.base: Any = AutoModel.from_config(config.base_config) if base is None else base
+        decoder: Any = AutoModel.from_config(config.base_config) if base is None else base
+        self.base = decoder
         require_llama_like(self.base)
         self.base.config._attn_implementation = NAME
         self.base.config.retrofit_window = config.window
-        for number, layer in enumerate(self.base.layers):
-            if config.lora:
-                add_low_rank(layer.self_attn, config.lora)
-            if number in (config.layers or []):
-                parts = (config.hidden_size, config.heads, config.memory_spec)
-                layer.self_attn = MemoryBeside(layer.self_attn, *parts)
+        for number in config.layers or []:
+            layer, dim = decoder.layers[number], config.width
+            layer.self_attn = MemoryBeside(layer.self_attn, dim, config.heads, config.memory_spec)
+            _keep_weights(layer.self_attn)
+        if config.lora:
+            self.add_low_rank(config.lora)
         self._no_split_modules = self.base._no_split_modules
         self.post_init()
 
@@ -54,6 +55,14 @@ class RetrofittedModel(Reader):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.base.embed_tokens = value
+
+    def add_low_rank(self, rank: int) -> None:
+        """Let the base's attentions learn in `rank` directions; at first this changes nothing."""
+        for layer in self.base.layers:
+            attention = layer.self_attn
+            add_low_rank(getattr(attention, "attention", attention), rank)
+            _keep_weights(attention)
+        self.config.lora = rank
 
     @untraced_frame
     def _run(
@@ -81,6 +90,12 @@ class RetrofittedModel(Reader):
         return turn(q, q, cos / unit, -sin / unit)[0].transpose(1, 2)
 
 
+def _keep_weights(module: nn.Module) -> None:
+    """The base would give what was added the weights that it gives to parts of its own."""
+    for part in module.modules():
+        part._is_hf_initialized = True
+
+
 class RetrofittedForCausalLM(LanguageModel):
     """The retrofitted decoder and the base's own head."""
 
@@ -96,8 +111,7 @@ class RetrofittedForCausalLM(LanguageModel):
     ) -> None:
         super().__init__(config)
         self.model = RetrofittedModel(config, base)
-        new = head is None
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if new else head
+        self.lm_head = head or nn.Linear(config.width, config.base_config.vocab_size, bias=False)
         self._no_split_modules = self.model._no_split_modules
         self.post_init()
 

@@ -72,29 +72,29 @@ class Reading:
         y, self.memories[layer] = memory(x, past, starts=rows.starts, lengths=rows.lengths)
         return y
 
-    def attend(
-        self, layer: int, call: Call, q: Tensor, k: Tensor, v: Tensor, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Answers [b, t, h, d] to the queries; keys and values have heads of their own number."""
-        starts, lengths = self.rows.starts, self.rows.lengths
-        cache, firsts = self._past(layer, k, window)
+        starts, lengths, window = self.rows.starts, self.rows.lengths, call.window
+        cache, firsts = self._past(layer, k, call)
         slots = cache.append(k, v, starts, lengths)
         document = cache.documents(self.time, starts, lengths=None)
         if window is None or not cache.slots:
             y = attend_all(call, q, slots, document)
         else:
-            y = attend_window(call, q, slots, document, window, self._beside(firsts, q, k, v, window))
+            beside = self._beside(firsts, q, k, v, window) if call.sinks else None
+            y = attend_window(call, q, slots, document, beside)
         if window is not None:
             slots = slots.last(window - 1, self.time, lengths)
         firsts = carried_sinks(firsts, k, v, self.next, lengths)
         self.windows[layer] = WindowState(slots, firsts, self.next)
         return y
 
-    def _past(self, layer: int, k: Tensor, window: int | None) -> tuple[KVCache, KVCache]:
+    def _past(self, layer: int, k: Tensor, call: Call) -> tuple[KVCache, KVCache]:
         """Older slots, window - 1 unless everything fits into one block, and the first pairs."""
+        window = call.window
         if not self.before:
             slots = 0 if window is None or self.time <= window else window - 1
-            firsts = k.new_zeros(len(k), 0 if window is None else self.sinks, *k.shape[2:])
+            firsts = k.new_zeros(len(k), call.sinks, *k.shape[2:])
             return KVCache.empty(k, slots), KVCache(firsts, firsts)
         state = self.before[layer].attention
         if window is None or state.cache.slots == window - 1:
@@ -114,7 +114,7 @@ class Reading:
 
     def _find_sinks(self, window: int) -> Sinks | None:
         """The first pairs of every document that reaches beyond a window; None if there is none."""
-        if not self.sinks or not bool((self.position >= window).any()):
+        if not bool((self.position >= window).any()):
             return None
         begins, documents, here = self._long_documents(window)
         j = torch.arange(self.sinks, device=begins.device)
@@ -143,7 +143,7 @@ class Reading:
 
 
 def window_attention(
-    module: nn.Module,
+    module: Any,  # an attention of transformers
     query: Tensor,  # [b, h, t, d], rotated
     key: Tensor,
     value: Tensor,
@@ -155,12 +155,13 @@ def window_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What every attention of the base calls; a window of its own counts if it is smaller."""
+    """What every attention of the base calls; one with a smaller window of its own keeps it."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    own = [w for w in (module.config.retrofit_window, sliding_window) if w is not None]
-    window = min(own) if own else None
-    layer: int = module.layer_idx
-    return reading.attend(layer, Call(module, scaling, dropout), q, k, v, window), None
+    window, sinks = module.config.retrofit_window, reading.sinks
+    if sliding_window is not None and (window is None or sliding_window <= window):
+        window, sinks = sliding_window, 0
+    call = Call(module, scaling, dropout, window, sinks if window is not None else 0)
+    return reading.attend(module.layer_idx, call, q, k, v), None
 
 
 AttentionInterface.register(NAME, window_attention)

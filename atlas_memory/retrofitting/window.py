@@ -78,11 +78,13 @@ def carried_sinks(
 
 @dataclass(frozen=True)
 class Call:
-    """How a pretrained attention asks for its answers: its module, scale and dropout."""
+    """How a pretrained attention asks for its answers, and how far it sees."""
 
     module: nn.Module
     scaling: float
     dropout: float
+    window: int | None
+    sinks: int
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(q k^T scaling) v, all of them [b, t, h, d], as transformers computes it."""
@@ -106,7 +108,6 @@ def attend_window(
     q: Tensor,
     slots: KVCache,
     document: Tensor | None,
-    window: int,
     sinks: tuple[Tensor, KVCache, Tensor] | None,
 ) -> Tensor:
     """Blocks of at most `window` queries see the slots of their window, and the sinks.
@@ -114,7 +115,8 @@ def attend_window(
     slots: window - 1 older ones and those of the queries. sinks: the queries turned to see them,
     their pairs, and to which tokens they are visible.
     """
-    time, older = q.shape[1], slots.slots - q.shape[1]
+    time, older, window = q.shape[1], slots.slots - q.shape[1], call.window
+    assert window is not None
     block = min(window, time)
     padding = -time % block
     if document is None and padding:
