@@ -125,10 +125,11 @@ def _override(plain: dict[str, Any], name: str, value: Any, config: type[AtlasCo
     if head != "memory" or plain["memory"] is None:
         raise ValueError(f"{name}={value!r}: {plain['variant']} has no memory with that field")
     for field, change in ({path: value} if path else value).items():
-        _set(plain["memory"], field.split("."), change)
+        set_field(plain["memory"], field.split("."), change)
 
 
-def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
+def set_field(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a field of a memory's plain data, however deep."""
     *way, last = path
     for step in way:
         if not isinstance(table.get(step), dict):

@@ -121,7 +121,7 @@ def _results(recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any] 
     prepared = prepare(recipe, say)
     other = comparison(recipe) if recipe.compare else None
     also = prepare(other, say) if other else None
-    say(f"training {recipe.model.variant} ({recipe.model.size}) in {folder.path}")
+    say(f"training {recipe.model.variant} ({recipe.origin}) in {folder.path}")
     results = {recipe.model.variant: train(prepared, folder, say, resume=resume)}
     if also is not None and results[recipe.model.variant].finished:
         name = also.recipe.model.variant

@@ -36,24 +36,28 @@ def retrofit(
     *,
     sinks: int = 4,
     lora: int = 0,
+    head: int = LARGEST_HEAD,
     memory: MemorySpec | None = None,
 ) -> RetrofittedForCausalLM:
     """Give a pretrained language model memories; until they are trained it says what it said.
 
     layers: which get a memory, negative ones counted from the end; None: three of the upper half.
-    window: tokens that attention still sees, None for all. memory: instead of the variant's own.
+    window: tokens that attention still sees, None for all. lora: rank of what attention may learn.
+    head: the largest head of a memory; smaller ones are cheaper and hold less. memory: instead
+    of the variant's own.
     The new model holds the base's tensors, not copies of them; the base goes on working.
     """
     base: Any = getattr(model, "model", None)
-    head = getattr(model, "lm_head", None)
-    if base is None or not isinstance(head, nn.Linear):
+    lm_head = getattr(model, "lm_head", None)
+    if base is None or not isinstance(lm_head, nn.Linear):
         raise ValueError(
             f"{type(model).__name__} cannot be retrofitted: it is no language model with a "
             f"decoder `model` and a head `lm_head`; use {FAMILIES}"
         )
     require_llama_like(base)
-    config = retrofit_config(model.config, variant, layers, window, sinks, lora, memory)
-    new = RetrofittedForCausalLM(config, _sharing(base), _sharing(head))
+    shape: dict[str, Any] = {"window": window, "sinks": sinks, "lora": lora}
+    config = retrofit_config(model.config, variant, layers, head=head, memory=memory, **shape)
+    new = RetrofittedForCausalLM(config, _sharing(base), _sharing(lm_head))
     for _, part in new.memories():
         part.memory.to(device=model.device, dtype=model.dtype)
         part.gate.data = part.gate.data.to(device=model.device, dtype=model.dtype)
@@ -68,20 +72,13 @@ def retrofit_config(
     base: Any,
     variant: str,
     layers: Collection[int] | None,
-    window: int | None,
-    sinks: int,
-    lora: int,
+    *,
+    head: int,
     memory: MemorySpec | None = None,
+    **shape: Any,
 ) -> RetrofitConfig:
     """What `retrofit` makes of a base's config, without its weights."""
-    depth, dim, heads = base.num_hidden_layers, base.hidden_size, base.num_attention_heads
-    width = getattr(base, "head_dim", None) or dim // heads
-    part = max(d for d in range(1, LARGEST_HEAD + 1) if width % d == 0)
-    if dim % part:
-        raise ValueError(
-            f"{base.model_type} cannot be retrofitted: its width {dim} is no multiple of {part}, "
-            f"the size of a memory's head; use {FAMILIES}"
-        )
+    depth, part = base.num_hidden_layers, head_size(base, head)
     if layers is None:
         layers = {depth // 2, 2 * depth // 3, 5 * depth // 6}
     return RetrofitConfig(
@@ -89,11 +86,24 @@ def retrofit_config(
         variant=variant,
         memory=(memory or variant_memory(variant, part)).to_dict(),
         layers=sorted(n + depth if -depth <= n < 0 else n for n in layers),
-        heads=dim // part,
-        window=window,
-        sinks=sinks,
-        lora=lora,
+        heads=base.hidden_size // part,
+        **shape,
     )
+
+
+def head_size(base: Any, largest: int) -> int:
+    """Channels of a memory's head: an attention's head, cut into parts of at most `largest`."""
+    dim, heads = base.hidden_size, base.num_attention_heads
+    width = getattr(base, "head_dim", None) or dim // heads
+    if largest < 1:
+        raise ValueError(f"head={largest}: a memory's head has at least 1 channel")
+    part = max(d for d in range(1, largest + 1) if width % d == 0)
+    if dim % part:
+        raise ValueError(
+            f"{base.model_type} cannot be retrofitted: its width {dim} is no multiple of {part}, "
+            f"the size of a memory's head; use {FAMILIES}"
+        )
+    return part
 
 
 def variant_memory(variant: str, head: int) -> MemorySpec:
