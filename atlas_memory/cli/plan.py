@@ -17,6 +17,8 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     from atlas_memory.cli.costs import flops_per_token, parameters
     from atlas_memory.training.prepare import micro_batches, processes, require_window
 
+    if recipe.retrofit.base is not None:
+        return _retrofit(recipe)
     data, train = recipe.data, recipe.train
     config = recipe.model.config(**({"vocab_size": 256} if data.tokenizer == "bytes" else {}))
     require_window(config, data.length)
@@ -39,6 +41,13 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         "FLOPs per token": flops,
         "FLOPs": f"{flops * tokens:.3g}",
     }
+
+
+def _retrofit(recipe: Recipe) -> dict[str, Any]:
+    from atlas_memory.cli.retrofit_plan import retrofit_plan
+    from atlas_memory.training.retrofit import config_of
+
+    return {"recipe": recipe.name, **retrofit_plan(config_of(recipe), recipe)}
 
 
 def _activations(config: AtlasConfig, tokens: int, recipe: Recipe) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atlas_memory.training.run import Result
     from atlas_memory.training.run_folder import RunFolder
 
-RECIPE = "A recipe (.toml), or with --resume a run folder."
+RECIPE = "A recipe (.toml), a retrofitted model, or with --resume a run folder."
 DATA = "Text files, a folder, a pattern, .jsonl(.gz), .parquet, enwik8, or a data set of the hub."
 SET = "Any field of the recipe, as a.b=c; may be given again."
 # what the options before --output set, in their order
@@ -61,9 +61,12 @@ def run(
 
 def _recipe(path: Path | None, resumed: RunFolder | None) -> Recipe:
     from atlas_memory.training.recipe import Recipe, load_recipe
+    from atlas_memory.training.retrofit import further, is_retrofitted
 
     if resumed is not None:
         return resumed.read_recipe()
+    if path is not None and is_retrofitted(path):
+        return Recipe.from_dict(further(path))
     return Recipe() if path is None else load_recipe(path)
 
 

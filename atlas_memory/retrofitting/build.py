@@ -151,7 +151,8 @@ def _sharing(module: nn.Module) -> Any:
 def _plain(base: Any) -> dict[str, Any]:
     """A config as the JSON that will be saved, without what is told elsewhere."""
     plain: dict[str, Any] = json.loads(json.dumps(base.to_dict()))
-    ours = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+    ours = ["_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"]
+    ours += ["quantization_config"]  # of a GGUF file, whose weights are plain numbers by now
     return {name: value for name, value in plain.items() if name not in ours}
 
 

@@ -31,6 +31,8 @@ def _difference(base: Any) -> str | None:
         maps = [getattr(attention, name, None) for name in MAPS]
         if not all(isinstance(linear, nn.Linear) for linear in maps):
             return f"its layers have no attention with {', '.join(MAPS)}"
+        if not all(linear.weight.is_floating_point() for linear in maps):
+            return "its weights are quantized; load them as plain numbers"
         if not hasattr(attention, "layer_idx") or not hasattr(attention, "head_dim"):
             return "its attention is not that of a decoder"
     if rotary is None or rotation(attentions[0]) is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 from atlas_memory.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from atlas_memory.memory.spec import MemorySpec
+    from atlas_memory.retrofitting.config import RetrofitConfig
     from atlas_memory.retrofitting.model import RetrofittedForCausalLM
     from atlas_memory.training.recipe import Recipe
 
@@ -73,28 +77,75 @@ def load_start(recipe: Recipe) -> Start:
     return Start(model, Tokenizer(chosen.base, found.tokenizer))
 
 
-def _retrofit(base: Any, recipe: Recipe) -> RetrofittedForCausalLM:
-    from atlas_memory.config import set_field
-    from atlas_memory.memory.spec import MemorySpec
-    from atlas_memory.retrofitting.build import head_size, retrofit, variant_memory
+def config_of(recipe: Recipe) -> RetrofitConfig:
+    """The model that a run would train, without its weights."""
+    from atlas_memory.retrofitting.build import retrofit_config
+    from atlas_memory.retrofitting.config import RetrofitConfig
+    from atlas_memory.retrofitting.pretrained import load_config
 
-    chosen, variant = recipe.retrofit, recipe.model.variant
-    memory = variant_memory(variant, head_size(base.config, chosen.head)).to_dict()
-    for name, value in recipe.model.changes.items():
-        section, _, path = name.partition(".")
-        if section != "memory":
-            raise ValueError(f"model.{name}={value!r}: the base decides it; leave it out")
-        set_field(memory, path.split("."), value)
+    chosen = recipe.retrofit
+    assert chosen.base is not None
+    base = load_config(chosen.base)
+    if isinstance(base, RetrofitConfig):
+        return base
+    shape = {"window": chosen.window, "sinks": chosen.sinks, "lora": chosen.lora}
+    memory, layers = _memory(base, recipe), chosen.layers or None
+    variant = recipe.model.variant
+    return retrofit_config(base, variant, layers, head=chosen.head, memory=memory, **shape)
+
+
+def _retrofit(base: Any, recipe: Recipe) -> RetrofittedForCausalLM:
+    from atlas_memory.retrofitting.build import retrofit
+
+    chosen = recipe.retrofit
     return retrofit(
         base,
-        variant,
+        recipe.model.variant,
         chosen.layers or None,
         chosen.window,
         sinks=chosen.sinks,
         lora=chosen.lora,
         head=chosen.head,
-        memory=MemorySpec.from_dict(memory),
+        memory=_memory(base.config, recipe),
     )
+
+
+def _memory(base: Any, recipe: Recipe) -> MemorySpec:
+    """The variant's, with what the recipe changes in it."""
+    from atlas_memory.config import set_field
+    from atlas_memory.memory.spec import MemorySpec
+    from atlas_memory.retrofitting.build import head_size, variant_memory
+
+    chosen, variant = recipe.retrofit, recipe.model.variant
+    memory = variant_memory(variant, head_size(base, chosen.head)).to_dict()
+    for name, value in recipe.model.changes.items():
+        section, _, path = name.partition(".")
+        if section != "memory":
+            raise ValueError(f"model.{name}={value!r}: the base decides it; leave it out")
+        set_field(memory, path.split("."), value)
+    return MemorySpec.from_dict(memory)
+
+
+def is_retrofitted(folder: Path) -> bool:
+    """Whether a folder, or a run in it, holds a retrofitted model."""
+    for place in (folder / "model", folder):
+        try:
+            plain = json.loads((place / "config.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(plain, dict) and plain.get("model_type") == "atlas_retrofit":
+            return True
+    return False
+
+
+def further(folder: Path) -> dict[str, Any]:
+    """The recipe that trains a retrofitted model where nothing else is said."""
+    return {
+        "name": f"{folder.name}-trained",
+        "retrofit": {"base": str(folder)},
+        "data": {"length": 4096},
+        "train": {"batch": 8, "micro_batch": 1, "warmup": 20, "precision": "bfloat16"},
+    }
 
 
 def part_of(name: str) -> str:
