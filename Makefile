@@ -14,7 +14,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(READY)  ## Atlas beside a Transformer++ on enwik8, in minutes
-	$(BIN)/atlas train recipes/quickstart.toml
+	$(BIN)/atlas train quickstart
 
 test: $(READY)  ## the fast tests
 	$(PYTEST)

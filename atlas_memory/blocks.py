@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from atlas_memory.layers.mesa_layer import MesaLayer
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.state import State
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.names import suggest
 
 
 class Block(nn.Module):
@@ -54,13 +54,20 @@ class Width:
     memory: MemorySpec | None = None
     rope_theta: float = 10_000.0
     designed_heads: str = "all"
+    admission: bool = False
 
     def memory_layer(self) -> MemoryLayer:
         if self.memory is None:
             raise ValueError(
                 "a mixer of this model needs a memory, got memory=None; give a MemorySpec"
             )
-        return MemoryLayer(self.dim, self.heads, self.memory, designed_heads=self.designed_heads)
+        return MemoryLayer(
+            self.dim,
+            self.heads,
+            self.memory,
+            designed_heads=self.designed_heads,
+            admission=self.admission,
+        )
 
     def attention(self, window: int | None, conv: int = 0, persistent: int = 0) -> nn.Module:
         return attention.Attention(
@@ -101,26 +108,34 @@ class Attention:
 
 @dataclass(frozen=True)
 class MAG:
-    """Memory as gate of a sliding-window attention with learned persistent tokens."""
+    """Memory beside a sliding-window attention with learned persistent tokens.
+
+    combine: "product" gates the attention with the memory, "sum" adds the two.
+    """
 
     window: int
     persistent: int = 0
+    combine: str = "product"
 
     def build(self, width: Width) -> nn.Module:
         attending = width.attention(self.window, persistent=self.persistent)
-        return hybrids.MemoryAsGate(width.dim, width.memory_layer(), attending)
+        return hybrids.MemoryAsGate(width.dim, width.memory_layer(), attending, self.combine)
 
 
 @dataclass(frozen=True)
 class MAL:
-    """Memory as a layer under a sliding-window attention with learned persistent tokens."""
+    """Memory as a layer under a sliding-window attention with learned persistent tokens.
+
+    residual: the attention sees the token beside what the memory says of it.
+    """
 
     window: int
     persistent: int = 0
+    residual: bool = False
 
     def build(self, width: Width) -> nn.Module:
         attending = width.attention(self.window, persistent=self.persistent)
-        return hybrids.MemoryAsLayer(width.dim, width.memory_layer(), attending)
+        return hybrids.MemoryAsLayer(width.dim, width.memory_layer(), attending, self.residual)
 
 
 @dataclass(frozen=True)
@@ -202,10 +217,3 @@ def mixer_from_dict(plain: dict[str, Any]) -> Mixer:
         if key not in own:
             raise ValueError(f"unknown field {key!r} of mixer {name!r}; {suggest(key, own)}")
     return MIXERS[name](**given)
-
-
-def suggest(name: str, choices: list[str]) -> str:
-    """The valid choices, and the one that was probably meant."""
-    close = get_close_matches(name, choices, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}choose from: {', '.join(choices)}"

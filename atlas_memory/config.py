@@ -11,9 +11,10 @@ from typing import Any, Self
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict, suggest
+from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict
 from atlas_memory.layers.projections import designed_count
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.names import suggest
 from atlas_memory.variants import SIZES, VARIANTS, preset
 
 # What transformers itself writes into a config or passes to one, beside the fields it declares.
@@ -37,6 +38,7 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     mixers: {"mixer": name, ...} per layer, repeated over the depth. memory: MemorySpec.to_dict().
     Both may be given as objects of `blocks` and `memory`; they are stored as plain data.
     designed_heads: how many heads of a memory start with q = k, "all", "half" or "none".
+    admission: memories have a write gate that decides which tokens they take in.
     """
 
     model_type = "atlas_memory"
@@ -51,6 +53,7 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     mixers: list[dict[str, Any]] | None = None
     memory: dict[str, Any] | None = None
     designed_heads: str = "all"
+    admission: bool = False
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
@@ -81,9 +84,8 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     @property
     def width(self) -> Width:
         heads = self.num_attention_heads
-        return Width(
-            self.hidden_size, heads, self.memory_spec, self.rope_theta, self.designed_heads
-        )
+        shape = self.hidden_size, heads, self.memory_spec, self.rope_theta
+        return Width(*shape, self.designed_heads, self.admission)
 
     def mixer_of_layer(self) -> list[Mixer]:
         """The mixer of every layer: the pattern, repeated over the depth."""
@@ -93,7 +95,9 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     def fingerprint(self) -> str:
         """Name, shape and a digest of the layers: equal where states can be exchanged."""
         shape = f"{self.num_hidden_layers}x{self.hidden_size}x{self.num_attention_heads}"
-        layers = json.dumps([self.mixers, self.memory, self.rope_theta], sort_keys=True)
+        memory = None if self.memory_spec is None else self.memory_spec.to_dict(brief=True)
+        parts = [self.mixers, memory, self.rope_theta, *([True] if self.admission else [])]
+        layers = json.dumps(parts, sort_keys=True)
         digest = sha256(layers.encode()).hexdigest()[:8]
         return f"{self.variant or 'custom'}-{shape}-{digest}"
 

@@ -51,11 +51,13 @@ from atlas_memory.memory.spec import MemorySpec
 
 # ---- what is measured: the paper gives none of these numbers for its main runs ----------------
 
-WINDOW = 16  # c: pairs that a step of the Omega rule looks at
-CHUNK = 16  # b: tokens that share one gradient point
+WINDOW = 4  # c: pairs that a step of the Omega rule looks at
+CHUNK = 64  # b: tokens whose hidden features share one point, where the output is exact
 MUON = Muon(steps=5, period=CHUNK)  # every token costs 13x momentum, once a chunk 1.3x
-# The l2 loss of a deep memory, its surprise no longer than 1: with the plain one only steps too
-# small to learn recall are safe.
+DEEP = MLP(expansion=4, normalize=True)  # hidden features of length one: eta is the delta rule's
+STALE_WINDOW, STALE_CHUNK = 16, 16  # c and b where all gradients of a chunk are taken at its start
+# The l2 loss of a deep memory that is written from the chunk's start, its surprise no longer than
+# 1: with the plain one only steps too small to learn recall are safe.
 BOUNDED_L2 = Huber(1.0)
 POLYNOMIAL = Polynomial(degree=2)
 PERSISTENT = 4  # learned tokens in front of a hybrid's attention
@@ -121,22 +123,31 @@ LONGHORN = replace(DELTANET, optimizer=Implicit())
 GATED_DELTANET = replace(DELTANET, retention=ScalarRetention(before_gradient=True))
 RWKV7 = replace(DELTANET, retention=ChannelRetention())
 
-TTT_LINEAR = replace(DELTANET, chunk=CHUNK)
-TTT_MLP = replace(TTT_LINEAR, architecture=MLP(expansion=4), bias=BOUNDED_L2)
+TTT_LINEAR = replace(DELTANET, chunk=STALE_CHUNK)
+TTT_MLP = replace(DELTANET, architecture=DEEP, chunk=CHUNK, output="online")
 TITANS_MINUS = replace(TTT_MLP, retention=ScalarRetention())
 TITANS = replace(TITANS_MINUS, optimizer=Momentum())
-MONETA = replace(TITANS_MINUS, bias=Lp(3), retention=LqRetention(4))
-YAAD = replace(TITANS_MINUS, bias=Huber(0.5))
-MEMORA = replace(TITANS_MINUS, retention=SoftmaxRetention())
 
-DLA = replace(TITANS_MINUS, features=POLYNOMIAL, bias=DotProduct())
-SWLA = replace(DLA, window=WINDOW)
+# Rows whose bias or retention has no exact step: every gradient at the chunk's start.
+YAAD = replace(
+    TITANS_MINUS,
+    architecture=MLP(expansion=4),
+    bias=Huber(0.5),
+    chunk=STALE_CHUNK,
+    output="chunk",
+)
+MONETA = replace(YAAD, bias=Lp(3), retention=LqRetention(4))
+MEMORA = replace(YAAD, bias=BOUNDED_L2, retention=SoftmaxRetention())
+
+DLA = replace(YAAD, features=POLYNOMIAL, bias=DotProduct())
+SWLA = replace(DLA, window=STALE_WINDOW)
 DEEP_TRANSFORMER = replace(DLA, features=Exponential())
-SWDT = replace(DEEP_TRANSFORMER, window=WINDOW)
-OMEGANET = replace(SWLA, bias=BOUNDED_L2)
-DOT = replace(OMEGANET, features=Exponential())
+SWDT = replace(DEEP_TRANSFORMER, window=STALE_WINDOW)
+DOT = replace(SWDT, bias=BOUNDED_L2)
+
+OMEGANET = replace(TITANS_MINUS, features=POLYNOMIAL, window=WINDOW)
 ATLAS = replace(OMEGANET, optimizer=MUON)
-ATLAS_PLUS = replace(ATLAS, architecture=GatedMLP(expansion=4))
+ATLAS_PLUS = replace(ATLAS, architecture=GatedMLP(expansion=4, normalize=True))
 
 ATTENTION = Attention(conv=4)
 SWA = Attention(conv=4, window=2_048)
@@ -169,9 +180,9 @@ VARIANTS = {
     "dot": Variant("Dot", memory=DOT),
     "atlas": Variant("Atlas", memory=ATLAS),
     "atlas_plus": Variant("Atlas++", memory=ATLAS_PLUS),
-    "atlas_mac": Variant("Atlas (MAC)", (MAC(segment=2_048, persistent=PERSISTENT),), ATLAS),
-    "atlas_mag": Variant("Atlas (MAG)", (MAG(window=2_048, persistent=PERSISTENT),), ATLAS),
-    "atlas_mal": Variant("Atlas (MAL)", (MAL(window=2_048, persistent=PERSISTENT),), ATLAS),
+    "atlas_mac": Variant("Atlas (MAC)", (MAC(2_048, PERSISTENT),), ATLAS),
+    "atlas_mag": Variant("Atlas (MAG)", (MAG(2_048, PERSISTENT, combine="sum"),), ATLAS),
+    "atlas_mal": Variant("Atlas (MAL)", (MAL(2_048, PERSISTENT, residual=True),), ATLAS),
     "samba": Variant("Samba", (Mamba(), PLAIN_SWA)),
     "gated_deltanet_h2": Variant(
         "Gated DeltaNet-H2", (Mamba2(), Memory(), PLAIN_SWA), GATED_DELTANET

@@ -122,7 +122,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--variants", nargs="+", choices=variants(), default=DEFAULT)
+    parser.add_argument(
+        "--variants", nargs="+", choices=variants(), default=DEFAULT, metavar="VARIANT"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds of every variant")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument(

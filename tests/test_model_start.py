@@ -62,11 +62,11 @@ def promised_of_memory(module):
 
 
 def promised_of_context(module):
-    """The identity: q and k one orthogonal map, o undoes v."""
+    """The memory alone: attention adds nothing, its q and k are one orthogonal map."""
     assert torch.equal(module.k_proj.weight, module.q_proj.weight)
     one = torch.eye(module.q_proj.weight.shape[0])
     close(module.q_proj.weight @ module.q_proj.weight.mT, FOCUS**2 * one)
-    close(module.o_proj.weight @ module.v_proj.weight, one)
+    close(module.o_proj.weight, 0.0)
 
 
 def promised_of_mesa(module):
@@ -207,6 +207,14 @@ def test_a_whole_checkpoint_is_the_model(variant, tmp_path):
     for loaded in (empty, AtlasForCausalLM.from_pretrained(tmp_path)):
         found = loaded.state_dict()
         assert all(torch.equal(found[name], x) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("persistent", [0, 3])
+@torch.no_grad()
+def test_context_with_and_without_persistent_tokens(persistent):
+    mixers = [{"mixer": "mac", "segment": 8, "persistent": persistent}]
+    torch.manual_seed(0)
+    as_promised(AtlasForCausalLM(config("atlas_mac", "tiny", mixers=mixers)))
 
 
 @torch.no_grad()

@@ -14,9 +14,9 @@ def run(corpus: Annotated[str, typer.Argument(help="enwik8")]) -> None:
 
     It is kept in $ATLAS_HOME, by default in the user's cache folder. Example: atlas data enwik8
     """
-    from atlas_memory.blocks import suggest
     from atlas_memory.cli.train import say
     from atlas_memory.data.enwik8 import enwik8
+    from atlas_memory.names import suggest
 
     if corpus not in CORPORA:
         raise ValueError(f"unknown corpus {corpus!r}; {suggest(corpus, list(CORPORA))}")

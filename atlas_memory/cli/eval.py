@@ -13,12 +13,15 @@ from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
 NINE = "wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,social_iqa,boolq"
 TASKS = (
     f"Names with commas: {NINE.replace(',', ', ')} (these nine if left out); swde, fda, squad, nq, "
-    "drop, triviaqa, key_value; niah, babilong."
+    "drop, triviaqa, key_value; niah, babilong; reread."
 )
 DATA = "A folder with TASK.jsonl files; a task without one comes from the Hugging Face hub."
 LENGTH = "Tokens of a text that is scored at once."
 LENGTHS = "Tokens of the texts of niah and babilong, with commas; the published ones if left out."
-CORPUS = "Their background: as --data of `atlas train` names it, or noise; enwik8 if left out."
+CORPUS = (
+    "Their background: as --data of `atlas train` names it, or noise; enwik8 if left out. For "
+    "reread, the text; the run's own if left out."
+)
 
 
 def run(
@@ -50,7 +53,7 @@ def run(
     chosen_lengths = _lengths(lengths)
     _require_places(data, out)
     loaded = load_run(run_folder, precision, tokenizer)
-    options = Options(limit, data, batch, max_length, chosen_lengths, corpus)
+    options = Options(limit, data, batch, max_length, chosen_lengths, corpus, run_folder)
     report = {"run": str(run_folder), **evaluate(loaded, names, options, say)}
     if out is not None:
         out.write_text(json.dumps(report, indent=2) + "\n")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_memory.names import suggest
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -20,6 +22,7 @@ NAME = "One of the experiments; without it they are listed."
 VARIANTS = "Names from `atlas list`, with commas between them."
 SET = "A setting of the preset, as name=value; may be given again."
 SO_FAR = "Report the finished cells; run nothing."
+PRESETS = ("smoke", "small", "paper")
 INTERRUPTED = 130
 IN_A_FILE = 10.0  # seconds between two lines of a cell when stderr is no terminal
 
@@ -44,6 +47,7 @@ def run(
     if name is None:
         _list(as_json)
         return
+    _require(name, preset, seeds)
     from atlas_memory.experiments import load
     from atlas_memory.experiments.runner import Folder, order
 
@@ -55,6 +59,17 @@ def run(
         return
     _threads(threads)
     _show(chosen, folder, _report(chosen, folder, command, so_far), as_json)
+
+
+def _require(name: str, preset: str, seeds: int) -> None:
+    """What can be told without the experiment, whose module imports torch."""
+    from atlas_memory.experiments import require_experiment
+
+    require_experiment(name)
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r} of {name}; {suggest(preset, list(PRESETS))}")
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: there must be at least one")
 
 
 def _list(as_json: bool) -> None:
@@ -179,6 +194,15 @@ def _word(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _time_left(mean: float | None, cells: int) -> str:
+    """Nothing before the first cell is done, and nothing where it is less than a second."""
+    if mean is None or mean * cells < 1:
+        return ""
+    from atlas_memory.training.callbacks import clock
+
+    return f"about {clock(mean * cells)} left  "
+
+
 class _Shown:
     """Cells done, time left and what runs now, on stderr: a bar, or lines in a file."""
 
@@ -218,14 +242,14 @@ class _Shown:
     def end(self, result: Result) -> None:
         self.done, self.left = self.done + 1, self.left - 1
         self.seconds.append(result.seconds)
-        self._show(f"done in {result.seconds:.1f} s", force=True)
+        self._show(f"done in {result.seconds:.1f} s", force=self.bar is not None or not self.left)
 
     def _show(self, text: str, force: bool) -> None:
         if not force and time.monotonic() - self.said < IN_A_FILE:
             return
         self.said = time.monotonic()
         mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
-        time_left = "" if mean is None else f"about {mean * self.left / 60:.1f} min left  "
+        time_left = _time_left(mean, self.left)
         if self.bar is not None:
             self.bar.update(
                 self.task, completed=self.done, description=f"{time_left}{self.now} {text}"

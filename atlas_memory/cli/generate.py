@@ -58,6 +58,7 @@ def run(
     if repetition_penalty is not None:
         changes["repetition_penalty"] = repetition_penalty
     changes |= dict(map(_setting, settings or []))
+    _require(run_folder, precision, memory, text)
 
     import torch
 
@@ -72,6 +73,19 @@ def run(
         _converse(loaded, known, prompt or "", config)
     else:
         _answer(loaded, known, prompt or "", config, as_json)
+
+
+def _require(run: Path, precision: str | None, memory: Path | None, text: str | None) -> None:
+    """All that can be wrong with paths is told before torch is imported."""
+    from atlas_memory.serving.loading import require_run
+    from atlas_memory.serving.memory_head import require_memory_file
+    from atlas_memory.serving.text import require_texts
+
+    require_run(run, precision)
+    if memory is not None:
+        require_memory_file(memory)
+    if text is not None:
+        require_texts([text])
 
 
 def _source(source: str | None, file: str | None, interactive: bool) -> str | None:

@@ -33,7 +33,9 @@ def run(
     import json
 
     from atlas_memory.cli.train import say
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.serving.loading import load_run, require_run
+
+    require_run(run_folder, precision)
     from atlas_memory.serving.report import describe, excerpt, page
     from atlas_memory.serving.trace import trace
 

@@ -21,6 +21,8 @@ def run(
     if as_markdown:
         print(markdown_table())
         return
+    if not as_json:
+        print(f"{'name':18} {'model':18} made of (c: window, b: chunk)")
     for name, variant in VARIANTS.items():
         if as_json:
             print(json.dumps({"name": name, **described(name)}))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from atlas_memory.serving.memory_head import require_memory_file
+
 if TYPE_CHECKING:
     from atlas_memory.serving.loading import Loaded
     from atlas_memory.serving.reading import Memory
@@ -54,10 +56,14 @@ def run(
     zcat dump.gz | atlas memorize runs/quickstart - --out dump.memory;
     atlas generate runs/quickstart --memory book.memory --prompt "The moral is"
     """
-    _require_new(out, resume)
-    from atlas_memory.serving.loading import load_run
-    from atlas_memory.serving.text import open_text
+    from atlas_memory.serving.loading import load_run, require_run
+    from atlas_memory.serving.text import open_text, require_texts
 
+    require_run(run_folder, precision)
+    require_texts(files)
+    if memory is not None:
+        require_memory_file(memory)
+    _require_new(out, resume)
     loaded = load_run(run_folder, precision, tokenizer)
     reading = _start(loaded, out, memory, resume, block)
     text = open_text(files, loaded.tokenizer, reading.bookmark)
@@ -71,15 +77,17 @@ def partial_file(out: Path) -> Path:
 
 
 def _require_new(out: Path, resume: bool) -> None:
-    from atlas_memory.serving.memory_file import require_writable
-
+    if out.is_dir():
+        raise ValueError(f"cannot write to {out}: it is a folder")
     if out.is_file():
         raise ValueError(f"{out} exists; give another --out")
-    require_writable(out)
     if partial_file(out).exists() and not resume:
         raise ValueError(
             f"{partial_file(out)} holds an interrupted reading; go on with --resume, or remove it"
         )
+    from atlas_memory.serving.memory_file import require_writable
+
+    require_writable(out)
 
 
 def _start(loaded: Loaded, out: Path, memory: Path | None, resume: bool, block: int) -> Reading:

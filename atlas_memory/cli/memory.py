@@ -27,7 +27,10 @@ def run(
 
 def describe(file: Path) -> dict[str, Any]:
     """What the header says, and the sizes."""
-    from atlas_memory.serving.memory_file import inspect
+    from atlas_memory.serving.memory_head import require_memory_file
+
+    require_memory_file(file)
+    from atlas_memory.serving.memory_file import inspect, restored
 
     contents = inspect(file)
     header, model = contents.header, contents.header["model"]
@@ -41,7 +44,8 @@ def describe(file: Path) -> dict[str, Any]:
         "sources": header["sources"],
         "layers": len(header["states"]),
         "tensors": len(contents.tensors),
-        "bytes": sum(tensor.nbytes for tensor in contents.tensors.values()),
+        "bytes": restored(contents).num_bytes,
+        "file bytes": file.stat().st_size,
         "finished": not header["reading"],
     }
 

@@ -15,7 +15,8 @@ STATE_BYTES = 16  # a float32 parameter, its gradient and Adam's two averages
 def plan(recipe: Recipe) -> dict[str, Any]:
     """Figures of a run on one process. The vocabulary is that of the size, or 256 for bytes."""
     from atlas_memory.cli.costs import flops_per_token, parameters
-    from atlas_memory.training.prepare import micro_batches, processes, require_window
+    from atlas_memory.training.prepare import micro_batches, require_window
+    from atlas_memory.training.processes import processes
 
     if recipe.retrofit.base is not None:
         return _retrofit(recipe)

@@ -14,7 +14,7 @@ ON_SCREEN, IN_A_FILE = 0.2, 10.0  # seconds between two lines
 
 
 class Progress:
-    """Tokens, tokens per second, mean surprise, and the share of the text where it is known."""
+    """Tokens, tokens per second, mean surprise; share and time left where the size is known."""
 
     def __init__(self, text: Text, base: int, resumed: int = 0) -> None:
         self.text, self.base, self.resumed = text, base, resumed
@@ -35,7 +35,15 @@ class Progress:
         speed = (read - self.resumed) / max(now - self.began, 1e-9)
         share = self._share(read)
         bar = "" if share is None else f"[{'#' * int(20 * share):20}] {100 * share:3.0f}%  "
-        return f"{bar}{read:,} tokens  {speed:,.0f} tokens/s  surprise {memory.surprise:.3f} bits"
+        done = f"{bar}{read:,} tokens  {speed:,.0f} tokens/s  surprise {memory.surprise:.3f} bits"
+        return done if share is None else f"{done}  {self._left(read, share, speed)} left"
+
+    @staticmethod
+    def _left(read: int, share: float, speed: float) -> str:
+        """As long as the tokens that are missing take at the speed so far."""
+        from atlas_memory.training.callbacks import clock
+
+        return clock(read * (1 - share) / max(share, 1e-9) / max(speed, 1e-9))
 
     def _share(self, read: int) -> float | None:
         """By bytes, from the pieces behind and the place in this one."""

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.names import size_names, suggest, variant_names
+
 NAME = "A name from `atlas list`, or the folder of a retrofitted model."
+CHOICE = {"name", "mixer"}  # what names a choice: {"name": "muon", "steps": 5}
 
 
 def run(
@@ -47,12 +50,16 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def describe(variant: str, size: str, vocab_size: int | None, context: int) -> dict[str, Any]:
+    if variant not in variant_names():
+        raise ValueError(f"unknown variant {variant!r}; {suggest(variant, variant_names())}")
+    if size not in size_names():
+        raise ValueError(f"unknown size {size!r}; {suggest(size, size_names())}")
+    if context < 1:
+        raise ValueError(f"--context {context}: give at least one token")
     from atlas_memory.cli.costs import costs
     from atlas_memory.cli.list import described
     from atlas_memory.config import AtlasConfig
 
-    if context < 1:
-        raise ValueError(f"--context {context}: give at least one token")
     overrides = {} if vocab_size is None else {"vocab_size": vocab_size}
     config = AtlasConfig.from_variant(variant, size, **overrides)
     counted = costs(config, context)
@@ -75,13 +82,39 @@ def describe(variant: str, size: str, vocab_size: int | None, context: int) -> d
 
 
 def _flat(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    """One line a value: tables inside tables become `outer.inner`."""
+    """One line a value: tables inside tables become `outer.inner`, a choice becomes a call."""
     lines: list[tuple[str, str]] = []
     for name, value in shown.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not CHOICE.intersection(value):
             lines += [(f"{name}.{inner}", text) for inner, text in _flat(value)]
-        elif isinstance(value, int) and not isinstance(value, bool):
-            lines.append((name, f"{value:,}"))
         else:
-            lines.append((name, str(value)))
+            lines.append((name, _readable(name, value)))
     return lines
+
+
+def _readable(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int() if name.startswith("state bytes"):
+            return f"{value:,} ({_size(value)})"
+        case int():
+            return f"{value:,}"
+        case dict():
+            given = [f"{key}={inner}" for key, inner in value.items() if key not in CHOICE]
+            called = next(value[key] for key in CHOICE if key in value)
+            return called + (f"({', '.join(given)})" if given else "")
+        case list():
+            return " + ".join(_readable(name, item) for item in value)
+        case _:
+            return str(value)
+
+
+def _size(count: int) -> str:
+    """431136 -> 431 KB"""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

@@ -20,10 +20,17 @@ class Corpus:
     validation: Tokens
 
 
+def require_source(source: str) -> None:
+    """A file, folder or pattern that is there, or what may be the name of a data set."""
+    if source != "enwik8" and not find_files(source) and not may_be_hub_name(source):
+        raise ValueError(f"no data: there is no file, folder or pattern {source}")
+
+
 def find_source(
     source: str, field: str, say: Callable[[str], None]
 ) -> tuple[Source, Source | None]:
     """Where the training text comes from, and the validation text if it is a split of its own."""
+    require_source(source)
     if source == "enwik8":
         source = str(enwik8(say))
     if files := find_files(source):
@@ -32,8 +39,6 @@ def find_source(
             splits = {"train": files, "validation": [], "test": []}
         validation = Files(tuple(splits["validation"]), field) if splits["validation"] else None
         return Files(tuple(splits["train"]), field), validation
-    if not may_be_hub_name(source):
-        raise ValueError(f"no data: there is no file, folder or pattern {source}")
     return HubDataset(source, field=field), None
 
 

@@ -13,7 +13,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
 
-from atlas_memory.blocks import suggest
+from atlas_memory.names import suggest
 
 Document = Iterable[bytes]
 

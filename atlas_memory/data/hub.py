@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atlas_memory.blocks import suggest
 from atlas_memory.data.documents import Document
+from atlas_memory.names import suggest
 
 NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 FILE_ENDINGS = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".md", ".csv", ".toml")

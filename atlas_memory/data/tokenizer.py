@@ -13,6 +13,8 @@ import numpy as np
 from atlas_memory.data.documents import Document
 
 END = "<|endoftext|>"
+PAD = "<|pad|>"  # what makes rows of a batch equally long; nothing is ever predicted there
+UNUSED = 255  # a byte that no UTF-8 text has; as a token it is the padding
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,22 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def require_tokenizer(name: str) -> None:
+    """Refuse what can only be the path of a file that is missing."""
+    path = Path(name).expanduser()
+    named = path.suffix == ".json" or (path.is_absolute() and not path.is_dir())
+    if named and not path.is_file():
+        raise ValueError(f"tokenizer {name!r} is neither bytes nor a file that exists")
+
+
 def load_tokenizer(name: str) -> Tokenizer:
     """`bytes`, a `tokenizer.json`, or a folder or name that transformers can load."""
+    require_tokenizer(name)
     if name == "bytes":
         return Tokenizer(name, _wrapped(_byte_tokenizer()))
     path = Path(name).expanduser()
     if path.is_file():
         return Tokenizer(name, _from_file(path))
-    if path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
-        raise ValueError(f"tokenizer {name!r} is neither bytes nor a file that exists")
     from transformers import AutoTokenizer
 
     try:
@@ -81,14 +90,14 @@ def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < 257:
-        raise ValueError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least 257 ids")
+    if vocab_size < 258:
+        raise ValueError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least 258 ids")
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END],
+        special_tokens=[END, PAD],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -109,7 +118,7 @@ def _from_file(path: Path) -> Any:
 
 
 def _byte_tokenizer() -> Any:
-    """BPE without merges over the 256 bytes; the id of a byte is the byte."""
+    """BPE without merges over the bytes; the id of a byte is the byte."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -125,12 +134,16 @@ def _byte_symbols() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in own]
     stand_ins = {byte: chr(byte) for byte in own}
     stand_ins |= {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return {stand_ins[byte]: byte for byte in range(256)}
+    return {stand_ins[byte]: byte for byte in range(256) if byte != UNUSED} | {PAD: UNUSED}
 
 
 def _wrapped(backend: Any, end: str | None = None) -> Any:
     from transformers import PreTrainedTokenizerFast
 
+    pad = PAD if backend.token_to_id(PAD) is not None else end
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, eos_token=end, clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        eos_token=end,
+        pad_token=pad,
+        clean_up_tokenization_spaces=False,
     )

@@ -45,6 +45,7 @@ class Options:
     """limit: items of each task. data: a folder with files of some tasks. batch: texts at once.
 
     lengths, corpus: of the long texts of niah and babilong; None takes those published.
+    run: the folder of the model, whose own validation text is read twice where no corpus is given.
     """
 
     limit: int | None = None
@@ -53,6 +54,7 @@ class Options:
     max_length: int = MAX_LENGTH
     lengths: tuple[int, ...] | None = None
     corpus: str | None = None
+    run: Path | None = None
 
 
 def evaluate(

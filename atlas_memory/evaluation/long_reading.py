@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_memory.blocks import suggest
 from atlas_memory.cache import AtlasCache
 from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.model import AtlasForCausalLM
+from atlas_memory.names import suggest
 from atlas_memory.tasks.background import Hidden, in_rows
 
 Say = Callable[[str], None]

@@ -17,7 +17,8 @@ Figures = dict[str, Any]
 
 STAND_IN = "key_value"  # documents made by rule, asked as those of the recall benchmarks are
 LONG = {"niah": "needle", "babilong": "babilong"}  # task: its module beside this one
-NAMES = (*harness.TASKS, *recall.TASKS, STAND_IN, *LONG)
+REREAD = "reread"
+NAMES = (*harness.TASKS, *recall.TASKS, STAND_IN, *LONG, REREAD)
 # What the paper reports of a task; the mean of the eight accuracies is its last column.
 REPORTED = {task: metrics for task, (_, metrics) in harness.TASKS.items()}
 REPORTED |= {task: ("contains",) for task in (*recall.TASKS, STAND_IN)}
@@ -41,6 +42,8 @@ def evaluate(loaded: Loaded, names: Sequence[str], options: Options, say: Say) -
             tasks[name] = _recall(loaded, name, options, say)
         elif name in LONG:
             tasks[name] = _long(loaded, name, options, say)
+        elif name == REREAD:
+            tasks[name] = _reread(loaded, options, say)
     found = harness.deviations(loaded.tokenizer, names, options)
     for figures in tasks.values():
         found += figures.pop("deviations", [])
@@ -96,3 +99,23 @@ def _long(loaded: Loaded, name: str, options: Options, say: Say) -> Figures:
     plan = {**settings, "batch": options.batch}
     figures: Figures = module.evaluate(loaded.model, loaded.tokenizer, plan, say)
     return figures
+
+
+def _reread(loaded: Loaded, options: Options, say: Say) -> Figures:
+    """The second reading of the corpus given, else of the text that the run was validated on."""
+    from atlas_memory.evaluation.reread import reread
+    from atlas_memory.training.prepare import corpus_of
+    from atlas_memory.training.recipe import Recipe
+    from atlas_memory.training.run_folder import RunFolder
+
+    if options.corpus is not None:
+        recipe = Recipe.from_dict({"data.source": options.corpus})
+    elif options.run is not None and RunFolder(options.run).environment.is_file():
+        recipe = RunFolder(options.run).read_recipe()
+    else:
+        raise ValueError("reread: the run names no text; give one with --corpus")
+    text = corpus_of(recipe, loaded.tokenizer, say).validation
+    found = reread(loaded.model, text.ids[: recipe.data.validation_tokens or None])
+    if found is None:
+        raise ValueError(f"reread: the validation text has {len(text.ids)} tokens, too few")
+    return {**found, "source": recipe.data.validation or recipe.data.source}

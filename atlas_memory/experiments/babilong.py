@@ -42,18 +42,19 @@ SMALL: dict[str, Any] = {
     "heads": 2,
     "local": 6,  # a sentence; what reaches farther answers instead of the memory
     "window": 32,  # of a sliding-window transformer
-    "segment": 16,
-    "chunk": 16,
-    "period": 4,
+    "segment": 64,
+    "chunk": 32,
+    "period": 32,
     "omega": 4,
     "expansion": 4,
     "polynomial_expansion": 1,
+    "admission": True,  # a write gate, so that what is not admitted changes nothing
     # shortest and longest text, questions, tokens of a batch, steps
     "stages": [
-        [100, 100, 5, 1_500, 500],
-        [100, 300, 5, 1_500, 200],
-        [300, 1_000, 8, 2_500, 150],
-        [1_000, 4_000, 10, 4_000, 80],
+        [100, 100, 5, 1_500, 300],
+        [100, 300, 5, 1_500, 350],
+        [300, 1_000, 8, 2_500, 350],
+        [1_000, 4_000, 10, 4_000, 300],
     ],
     "rate": 4e-3,
     "price": 0.15,

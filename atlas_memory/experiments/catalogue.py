@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from atlas_memory.blocks import suggest
 from atlas_memory.experiments.experiment import Experiment
+from atlas_memory.names import suggest
 
 EXPERIMENTS = {
     "mad": "mad",
@@ -22,10 +22,14 @@ EXPERIMENTS = {
 }
 
 
-def load(name: str) -> Experiment:
-    """The experiment of that name; only its own module is imported."""
+def require_experiment(name: str) -> None:
     if name not in EXPERIMENTS:
         raise ValueError(f"unknown experiment {name!r}; {suggest(name, list(EXPERIMENTS))}")
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name; only its own module is imported."""
+    require_experiment(name)
     path = f"atlas_memory.experiments.{EXPERIMENTS[name]}"
     try:
         found: Experiment = import_module(path).EXPERIMENT

@@ -52,6 +52,7 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
         num_attention_heads=cell["heads"],
         num_hidden_layers=2,
         mixers=[Attention(window=cell["local"], conv=4), mixer],
+        admission=cell["admission"] and VARIANTS[base].memory is not None,
         tie_word_embeddings=False,
         initializer_range=0.5,
     )
@@ -75,26 +76,38 @@ def _sized(memory: dict[str, Any] | None, cell: Mapping[str, Any]) -> dict[str, 
 
 
 class Price:
-    """How far the gates of a model stand open, in nats above FLOOR: steps and forgetting."""
+    """How far the gates of a model stand open: the write gates' logits where there are any, else
+    steps and forgetting in nats above FLOOR.
+    """
 
     def __init__(self, model: AtlasForCausalLM) -> None:
+        from atlas_memory.layers.admission import WriteGate
         from atlas_memory.layers.projections import GateProjections
 
         self.seen: list[Tensor] = []
+        gates = [m for m in model.modules() if isinstance(m, WriteGate)]
+        for gate in gates:
+            gate.register_forward_hook(self._see_writes)
         for module in model.modules():
-            if isinstance(module, GateProjections):
-                module.register_forward_hook(self._see)
+            if not gates and isinstance(module, GateProjections):
+                module.register_forward_hook(self._see_gates)
 
-    def _see(self, module: Any, inputs: Any, gates: Any) -> None:
+    def _see_writes(self, module: Any, inputs: Any, written: Any) -> None:
+        from atlas_memory.layers.admission import price
+
+        if module.training:
+            self.seen.append(price(written[1]))
+
+    def _see_gates(self, module: Any, inputs: Any, gates: Any) -> None:
         open_gates = [gates.eta] if gates.alpha is None else [gates.eta, 1 - gates.alpha]
         if module.training:
-            self.seen += [(x.clamp(min=FLOOR) / FLOOR).log().flatten() for x in open_gates]
+            self.seen += [(x.clamp(min=FLOOR) / FLOOR).log().mean() for x in open_gates]
 
     def take(self) -> Tensor | float:
         import torch
 
         seen, self.seen = self.seen, []
-        return torch.cat(seen).mean() if seen else 0.0
+        return torch.stack(seen).mean() if seen else 0.0
 
 
 def train(

@@ -49,12 +49,13 @@ SMALL: dict[str, Any] = {
     "heads": 2,
     "local": 6,  # a sentence; what reaches farther answers instead of the memory
     "window": 32,  # of a sliding-window transformer
-    "segment": 16,
-    "chunk": 16,
-    "period": 4,
+    "segment": 64,
+    "chunk": 32,
+    "period": 32,
     "omega": 4,
     "expansion": 4,
     "polynomial_expansion": 1,
+    "admission": True,
     # shortest and longest text, needles, tokens of a batch, steps
     "stages": [
         [120, 120, 3, 1_500, 300],

@@ -18,8 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-from atlas_memory.blocks import suggest
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.names import suggest
 from atlas_memory.variants import VARIANTS
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import mean
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Shuffled
-from atlas_memory.experiments.experiment import Cell, Workspace
+from atlas_memory.evaluation.reread import reread
+from atlas_memory.experiments.experiment import Cell, Result, Workspace
 from atlas_memory.experiments.fit import fit, labelled_loss
 from atlas_memory.training.prepare import equal_width, num_parameters
 
@@ -81,15 +83,28 @@ def train_and_score(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         folder=workspace.folder,
         say=workspace.say,
     )
+    kept = corpus.validation.ids[: cell["validation_tokens"]]
     by_position = score(model, held_out, cell["batch"]) if fitted.finite else []
     by_position = [bits / corpus.validation.bytes_per_token for bits in by_position]
     return {
         "bits": sum(by_position) / len(by_position) if by_position else math.inf,
         "by_position": [float(f"{bits:.4f}") for bits in by_position],
         "parameters": num_parameters(config),
+        "reread": reread(model, kept) if fitted.finite else None,
         "tokens": cell["steps"] * cell["batch"] * cell["length"],
         "flops": flops * cell["steps"],
     }
+
+
+GAP = 256  # tokens between two readings, for the column of a table
+SECOND = f"second reading, gap {GAP}"  # its head
+
+
+def second(results: Sequence[Result]) -> float | None:
+    """Mean share of the first reading that the second costs, of those that were measured."""
+    found = [(r.figures.get("reread") or {}).get(f"gap_{GAP}") for r in results]
+    shares = [share for share in found if share is not None]
+    return mean(shares) if shares else None
 
 
 def shifted(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
-from atlas_memory.experiments.text_models import train_and_score
+from atlas_memory.experiments.text_models import SECOND, second, train_and_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ PRESETS: dict[str, Settings] = {
         "steps": 2,
         "learning_rate": 4e-3,
         "warmup": 1,
-        "validation_tokens": 256,
+        "validation_tokens": 512,
     },
     "small": {
         "windows": [1, 2, 4, 8, 16, 32, 64],
@@ -99,8 +99,10 @@ def table(results: list[Result]) -> Table:
     for (variant, length), by_window in grouped(results).items():
         bits = {c: mean(r.figures["bits"] for r in group) for c, group in by_window.items()}
         ends = {c: mean(r.figures["by_position"][-1] for r in g) for c, g in by_window.items()}
+        again = {c: share for c, group in by_window.items() if (share := second(group)) is not None}
         rows.append([variant, length, "all positions", *(_shown(bits, c) for c in windows)])
         rows.append([variant, length, "last positions", *(_shown(ends, c) for c in windows)])
+        rows.append([variant, length, SECOND, *(_shown(again, c) for c in windows)])
     return Table(
         ("variant", "context", "bits per byte at", *(f"c = {c}" for c in windows)),
         rows,

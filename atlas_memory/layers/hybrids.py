@@ -17,13 +17,22 @@ class HybridState(LayerState):
     attention: State
 
 
-class MemoryAsGate(nn.Module):
-    """MAG: o = norm(attention(x)) * sigmoid(norm(memory(x)))."""
+COMBINATIONS = ("product", "sum")
 
-    def __init__(self, dim: int, memory: nn.Module, attention: nn.Module) -> None:
+
+class MemoryAsGate(nn.Module):
+    """MAG: o = norm(attention(x)) * sigmoid(norm(memory(x))), or attention(x) + memory(x)."""
+
+    def __init__(
+        self, dim: int, memory: nn.Module, attention: nn.Module, combine: str = "product"
+    ) -> None:
         super().__init__()
+        if combine not in COMBINATIONS:
+            raise ValueError(f"combine={combine!r}; choose from: {', '.join(COMBINATIONS)}")
         self.memory, self.attention = memory, attention
-        self.memory_norm, self.attention_norm = RMSNorm(dim), RMSNorm(dim)
+        product = combine == "product"
+        self.memory_norm = RMSNorm(dim) if product else None
+        self.attention_norm = RMSNorm(dim) if product else None
 
     def forward(
         self,
@@ -36,16 +45,23 @@ class MemoryAsGate(nn.Module):
         memory, attention = _parts(state)
         remembered, memory = self.memory(x, memory, starts=starts, lengths=lengths)
         attended, attention = self.attention(x, attention, starts=starts, lengths=lengths)
-        gate = self.memory_norm(remembered).sigmoid()
-        return self.attention_norm(attended) * gate, HybridState(memory, attention)
+        after = HybridState(memory, attention)
+        if self.memory_norm is None or self.attention_norm is None:
+            return attended + remembered, after
+        return self.attention_norm(attended) * self.memory_norm(remembered).sigmoid(), after
 
 
 class MemoryAsLayer(nn.Module):
-    """MAL: o = attention(norm(memory(x)))."""
+    """MAL: o = attention(norm(memory(x))), or m + attention(norm(x + m)) with the token kept.
 
-    def __init__(self, dim: int, memory: nn.Module, attention: nn.Module) -> None:
+    residual: without it what the memory m does not say of a token is lost to the attention.
+    """
+
+    def __init__(
+        self, dim: int, memory: nn.Module, attention: nn.Module, residual: bool = False
+    ) -> None:
         super().__init__()
-        self.memory, self.attention = memory, attention
+        self.memory, self.attention, self.residual = memory, attention, residual
         self.norm = RMSNorm(dim)
 
     def forward(
@@ -58,9 +74,10 @@ class MemoryAsLayer(nn.Module):
     ) -> tuple[Tensor, HybridState]:
         memory, attention = _parts(state)
         remembered, memory = self.memory(x, memory, starts=starts, lengths=lengths)
-        inner = self.norm(remembered)
+        inner = self.norm(x + remembered if self.residual else remembered)
         attended, attention = self.attention(inner, attention, starts=starts, lengths=lengths)
-        return attended, HybridState(memory, attention)
+        after = HybridState(memory, attention)
+        return (remembered + attended if self.residual else attended), after
 
 
 def _parts(state: HybridState | None) -> tuple[State | None, State | None]:

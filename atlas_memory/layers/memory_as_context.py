@@ -1,9 +1,14 @@
 """MAC: segments whose attention also sees what the memory recalls for them. [Titans Sec. 4.1]
 
 A segment begins with the memory as the segments before it have left it. Token j attends to
-[persistent | recalled 0..j | tokens 0..j], its answer is written into the memory, and what the
-memory then says gates it. Differs from Titans' picture: token j does not see what was recalled
-for the tokens after it, which would show it the future.
+[persistent | recalled 0..j | tokens 0..j]; the token with what it attended to, a, is written into
+the memory, and what the memory then says, m, is added:
+
+    a = attention(x | recalled),  m = memory(norm(x + a)),  o = a + m
+
+Differs from Titans' picture: token j does not see what was recalled for the tokens after it, which
+would show it the future; the token stays on a residual path, and the memory is added instead of
+gating: without the path the memory is asked with what attention has made of the question.
 """
 
 from __future__ import annotations
@@ -68,22 +73,17 @@ class MemoryAsContext(nn.Module):
         self.k_proj = nn.Linear(dim, dim, bias=False)
         self.v_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
-        self.recalled_norm, self.gate_norm, self.norm = RMSNorm(dim), RMSNorm(dim), RMSNorm(dim)
+        self.recalled_norm, self.norm = RMSNorm(dim), RMSNorm(dim)
         shape = (2, persistent, heads, dim // heads)
         self.persistent = nn.Parameter(torch.empty(shape)) if persistent else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Attention starts as the identity, mostly of the token itself.
-
-        q and k are one orthogonal map, o undoes v. So what is written is near what is asked with,
-        and recall works before the attention has learned anything.
-        """
+        """It starts as the memory alone: attention adds nothing yet, its q and k are one map."""
         _orthogonal(self.q_proj.weight, FOCUS)
-        _orthogonal(self.v_proj.weight, 1.0)
+        nn.init.zeros_(self.o_proj.weight)
         with torch.no_grad():
             self.k_proj.weight.copy_(self.q_proj.weight)
-            self.o_proj.weight.copy_(self.v_proj.weight.mT)
         if self.persistent is not None:
             nn.init.normal_(self.persistent)
 
@@ -111,7 +111,7 @@ class MemoryAsContext(nn.Module):
     def _read(
         self, x: Tensor, piece: Piece, state: ContextState | None
     ) -> tuple[Tensor, ContextState]:
-        """One piece: recall, attend, write what was attended to, and let the memory gate it."""
+        """One piece: recall, attend, and write the token with what it attended to."""
         position = x.new_zeros(len(x), dtype=torch.int64) if state is None else state.position
         starts = None if piece.starts is None else _first(piece.starts, x.shape[1])
         weights = self._weights(piece, state, len(x))
@@ -120,9 +120,9 @@ class MemoryAsContext(nn.Module):
         attended, cache = self._attend(x, recalled, place, piece, state)
         past = None if state is None else state.memory
         # The memory's gates are made for inputs of unit scale, as a block's norm gives them.
-        attended = self.norm(attended)
-        said, memory = self.memory(attended, past, starts=starts, lengths=piece.lengths)
-        y = attended * self.gate_norm(said).sigmoid()
+        inner = self.norm(x + attended)
+        said, memory = self.memory(inner, past, starts=starts, lengths=piece.lengths)
+        y = attended + said
         after = next_position(position, x.shape[1], starts, piece.lengths)
         return y, ContextState(memory, weights, cache, after)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from atlas_memory.layers.admission import AdmissionState, WriteGate, admit, averaged
 from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
 from atlas_memory.layers.short_conv import ConvState
@@ -16,6 +17,8 @@ from atlas_memory.layers.state import LayerState
 from atlas_memory.layers.step_size import largest_step
 from atlas_memory.memory import (
     Elementwise,
+    FixedRetention,
+    Gates,
     MemorySpec,
     MemoryState,
     Muon,
@@ -27,16 +30,20 @@ from atlas_memory.memory import (
 
 @dataclass(frozen=True)
 class MemoryLayerState(LayerState):
-    """The memory, and the last inputs of the short convolution."""
+    """The memory, the last inputs of the short convolution, and what admission has to remember."""
 
     memory: MemoryState
     conv: ConvState
+    admission: AdmissionState | None = None
 
     def save(self, path: str | Path) -> None:
         """One safetensors file; `MemoryState.load` reads the memory alone from it."""
         from safetensors.torch import save_file
 
         parts = {**self.memory.tensors(), "conv.tail": self.conv.tail}
+        kept = self.admission or AdmissionState()
+        named = {"admission.admitted": kept.admitted, "admission.pending": kept.pending}
+        parts |= {name: x for name, x in named.items() if x is not None}
         tensors = {name: x.detach().contiguous().clone() for name, x in parts.items()}
         save_file(tensors, path, {"memory_spec": json.dumps(self.memory.spec.to_dict())})
 
@@ -48,7 +55,11 @@ class MemoryLayerState(LayerState):
         with safe_open(path, framework="pt") as file:
             if "conv.tail" not in file.keys():  # noqa: SIM118
                 raise ValueError(f"{path} holds a memory without its layer: it has no conv.tail")
-            return cls(memory, ConvState(file.get_tensor("conv.tail")))
+            stored = set(file.keys())
+            names = [f.name for f in fields(AdmissionState) if f"admission.{f.name}" in stored]
+            kept = {name: file.get_tensor(f"admission.{name}") for name in names}
+            admission = AdmissionState(**kept) if kept else None
+            return cls(memory, ConvState(file.get_tensor("conv.tail")), admission)
 
 
 class MemoryLayer(nn.Module):
@@ -57,16 +68,25 @@ class MemoryLayer(nn.Module):
     What the outer network learns is here: projections, gates, the memory's first weights W_0 and
     the feature map's coefficients. What the memory learns while it reads is in the state.
     designed_heads: how many heads start as `Projections` says, "all", "half" or "none".
+    admission: a write gate decides which tokens the memory takes in (`admission.py`).
     """
 
     def __init__(
-        self, dim: int, heads: int, spec: MemorySpec, *, designed_heads: str = "all"
+        self,
+        dim: int,
+        heads: int,
+        spec: MemorySpec,
+        *,
+        designed_heads: str = "all",
+        admission: bool = False,
     ) -> None:
         super().__init__()
+        _require_bounded(spec, admission)
         self.heads, self.spec = heads, spec
         self.head_dim = require_heads(dim, heads)
         self.projections = Projections(dim, heads, designed_heads)
         self.gates = GateProjections(dim, heads, spec)
+        self.write_gate = WriteGate(dim, heads) if admission else None
         self.read_out = ReadOut(dim, heads)
         shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *s)) for s in shapes)
@@ -84,6 +104,8 @@ class MemoryLayer(nn.Module):
         """a_i = 1/i!; W_0 such that the largest step writes about one pair (`_initial_std`)."""
         for i, weight in enumerate(self.weights):
             nn.init.normal_(weight, std=self._initial_std(i, weight.shape))
+        if self.spec.online:
+            nn.init.zeros_(self.weights[0])
         constants = self.spec.features.constants(self.head_dim)
         with torch.no_grad():
             if self.log_coefficients is not None and constants is not None:
@@ -96,9 +118,12 @@ class MemoryLayer(nn.Module):
 
         With W2 near 0 a deep memory starts as the delta rule on the keys themselves: its step
         moves the answer by eta W1 gelu'(0)^2 W1^T e, gelu'(0) = 1/2, and eta is at most about
-        1/chunk. A step of Muon has length 1 whatever the chunk.
+        1/chunk. A step of Muon has length 1 whatever the chunk. With an exact output the hidden
+        layer starts as random features and the output matrix at 0: Gated DeltaNet on them.
         """
         fan_in = shape[-1]
+        if self.spec.online:
+            return 2 * fan_in**-0.5
         if len(self.weights) == 1 or self.spec.retention.mapped:
             return fan_in**-0.5
         if i == 0:
@@ -118,6 +143,7 @@ class MemoryLayer(nn.Module):
         (q, k, v), conv = self.projections(x, older, starts, lengths)
         weights, coefficients = self.initial_weights(), self.coefficients()
         gates = self.gates(x, largest_step(self.spec, weights, coefficients))
+        gates, admission = self._admit(x, gates, state, starts, lengths)
         past = None if state is None else state.memory
         y, memory = memorize(
             *(q, k, v, gates, weights, self.spec, past),
@@ -125,7 +151,30 @@ class MemoryLayer(nn.Module):
             starts=starts,
             lengths=lengths,
         )
-        return self.read_out(x, y), MemoryLayerState(memory, conv)
+        return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
+
+    def _admit(
+        self,
+        x: Tensor,
+        gates: Gates,
+        state: MemoryLayerState | None,
+        starts: Starts | None,
+        lengths: Lengths | None,
+    ) -> tuple[Gates, AdmissionState | None]:
+        """The gates behind the write gate, with the steps of Muon's runs averaged."""
+        kept = None if state is None else state.admission
+        admitted = pending = None
+        if self.write_gate is not None:
+            w, _ = self.write_gate(x)
+            gates, admitted = admit(self.spec, gates, w, kept, lengths)
+        if gates.hidden is not None and getattr(self.spec.optimizer, "period", 1) > 1:
+            begun = None if kept is None else kept.pending
+            position = state.memory.position if state else x.new_zeros(len(x), dtype=torch.long)
+            mu, pending = averaged(self.spec, gates.hidden, position, begun, starts, lengths)
+            gates = replace(gates, hidden=mu)
+        if admitted is None and pending is None:
+            return gates, None
+        return gates, AdmissionState(admitted, pending)
 
     def initial_weights(self) -> tuple[Tensor, ...]:
         """W_0 [h, out, in]; Memora's are positive, exp of what is learned."""
@@ -139,3 +188,16 @@ class MemoryLayer(nn.Module):
         if self.log_coefficients is not None:
             return self.log_coefficients.exp()
         return None if self.spec.features.constants(self.head_dim) is None else self.sketch
+
+
+def _require_bounded(spec: MemorySpec, admission: bool) -> None:
+    if spec.online and not getattr(spec.architecture, "normalize", True):
+        raise ValueError(
+            f'{spec.architecture!r} with output="online": a layer needs normalize=True, for '
+            "without it no step is safe for every length of the hidden layer"
+        )
+    if admission and (isinstance(spec.retention, FixedRetention) or spec.retention.mapped):
+        raise ValueError(
+            f"admission=True does not go with {spec.retention!r}: what is not admitted must not be "
+            "forgotten either, which takes ScalarRetention(), ChannelRetention() or NoRetention()"
+        )

@@ -23,6 +23,7 @@ from atlas_memory.memory import (
 )
 
 CONV_SIZE = 4
+LARGEST_HIDDEN_STEP = 0.5  # of a hidden matrix towards a pair, whose part is never longer than 1
 
 
 def require_heads(dim: int, heads: int) -> int:
@@ -105,9 +106,12 @@ class GateProjections(nn.Module):
         s     = sigmoid(.) * bound, `step_size.largest_step`
         eta   = s (1 - theta) / (1 + sum_{j > 0} gamma_j)
         alpha = 1 - sigmoid(.) for a matrix, 1 - sigmoid(.) / chunk for a deep memory; starts near 1
+        mu    = 0.5 sigmoid(.) (1 - theta) / (1 + sum_{j > 0} gamma_j), the step of hidden matrices
+                where the output is exact; starts at 0.06, and alpha is that of a matrix
 
     so the size of a step depends neither on the window nor on the momentum. A deep memory forgets
     at most a factor e in a chunk: at W = 0 its gradient is zero, and it would never learn again.
+    An exact one may: it goes back to its first matrices.
     """
 
     def __init__(self, dim: int, heads: int, spec: MemorySpec) -> None:
@@ -124,7 +128,7 @@ class GateProjections(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
-        starts = {"eta": 0.0, "alpha": 6.0, "theta": 0.0, "gamma": -4.0}
+        starts = {"eta": 0.0, "alpha": 6.0, "theta": 0.0, "gamma": -4.0, "hidden": -2.0}
         with torch.no_grad():
             for name, bias in self._split(self.bias).items():
                 bias.fill_(starts[name])
@@ -144,13 +148,17 @@ class GateProjections(nn.Module):
         raw = gate_logits(x, self.weight, self.bias)
         opened = {n: gate.transpose(1, 2).sigmoid() for n, gate in self._split(raw).items()}
         share = opened["eta"][..., 0]
-        eta, theta, gamma = share * bound.to(share)[:, None], None, opened.get("gamma")
+        theta, gamma, steps = None, opened.get("gamma"), [share * bound.to(share)[:, None]]
+        if "hidden" in opened:
+            steps.append(LARGEST_HIDDEN_STEP * opened["hidden"][..., 0])
         if "theta" in opened:
             theta = 0.9 * opened["theta"][..., 0]
-            eta = eta * (1 - theta)
+            heavy = not (self.spec.online and isinstance(self.spec.optimizer, Muon))
+            steps = [step * (1 - theta) for step in steps] if heavy else steps
         if gamma is not None:
-            eta = eta / (1 + gamma[..., 1:].sum(dim=-1))
-        return Gates(self._alpha(opened, share), eta, theta, gamma)
+            looked = 1 + gamma[..., 1:].sum(dim=-1)
+            steps = [step / looked for step in steps]
+        return Gates(self._alpha(opened, share), steps[0], theta, gamma, *steps[1:])
 
     def _alpha(self, opened: dict[str, Tensor], share: Tensor) -> Tensor | None:
         if isinstance(self.spec.retention, FixedRetention):
@@ -160,7 +168,7 @@ class GateProjections(nn.Module):
         if "alpha" not in opened:
             return None
         alpha = opened["alpha"][..., 0]
-        if isinstance(self.spec.architecture, Matrix):
+        if isinstance(self.spec.architecture, Matrix) or self.spec.online:
             return alpha
         lost = (1 - alpha) / self.spec.chunk
         if isinstance(self.spec.retention, LqRetention):
@@ -180,6 +188,8 @@ def _widths(spec: MemorySpec, head_dim: int) -> dict[str, int]:
         widths["theta"] = 1
     if spec.window > 1:
         widths["gamma"] = spec.window
+    if spec.online:
+        widths["hidden"] = 1
     return widths
 
 

@@ -10,6 +10,10 @@ of size s = sum of its eta. Three facts bound it, for keys, values and queries o
 - Deep memory, dot product: nothing turns the sign, |W| grows by 1 + s'. Only forgetting at the
   same rate bounds it, which `forgetting` asks for.
 
+- Exact output, hidden features of length one at most: e <- (1 - s) e at every token, whatever came
+  before, so s <= 1 is the delta rule's own bound, and ||W1|| grows by at most ||v - r|| <= 2 in a
+  step. A pair moves a hidden matrix by d with ||d|| < 1, times a step of at most 1/2.
+
 Muon's steps have a fixed length and the weights of Memora and Moneta are normalized: there s only
 says how far a memory may travel in a chunk.
 """
@@ -47,13 +51,15 @@ def largest_step(
     """The bound on eta before its division by window and momentum, one per head [h]."""
     heads = weights[0].new_ones(weights[0].shape[0])
     if isinstance(spec.optimizer, Muon):
-        return heads * spec.optimizer.period / spec.chunk
+        return heads * (1.0 if spec.online else spec.optimizer.period / spec.chunk)
+    if spec.online:
+        return heads
     if isinstance(spec.optimizer, Implicit) or isinstance(spec.retention, SoftmaxRetention):
         return heads
     if isinstance(spec.architecture, Matrix) and isinstance(spec.bias, DotProduct):
         return heads
     with torch.no_grad():
-        return heads / (spec.chunk * _rate(spec, weights, _energy(spec, coefficients)))
+        return heads / (spec.rhythm * _rate(spec, weights, _energy(spec, coefficients)))
 
 
 def _energy(spec: MemorySpec, coefficients: Tensor | None) -> Tensor:

@@ -206,16 +206,16 @@ def online_body(spec: MemorySpec, phase: int | None, run: int, like: Learner, ex
     ) -> tuple[Tensor, Tensors]:
         now, (q, k, v, *gates) = like.like(state), streams
         first, constants = shared[: len(like.H)], (*shared[len(like.H) :], None)[0]
-        opens = None
+        opens: Tensor | bool = phase == 0
+        H = now.H if opens else now.H_start
         if phase is None:
             opens, gates = gates[0][:, 0] == 0, gates[1:]
-        H = now.H if phase == 0 else now.H_start
-        H = H if opens is None else where(opens, now.H, now.H_start)
+            H = where(opens, now.H, now.H_start)
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         h, tape = deep.hidden([plain(w) for w in H], phi_k)
         target = error(spec, k, v)
         sums, dh = _write_output(spec, now, (h, target), tuple(gates[:exact]), run)
-        d = _rank_one(spec, now, (h, target, tape, dh), opens if phase is None else phase == 0)
+        d = _rank_one(spec, now, (h, target, tape, dh), opens)
         written = phi_k.detach() if spec.stop_gradient else phi_k
         moved = _hidden(spec, tuple(gates[exact:]), phase, q.shape[1]).move(
             now, first, tuple((x, written) for x in d), count

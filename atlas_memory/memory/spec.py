@@ -110,8 +110,12 @@ class MemorySpec:
         """How many of the last pairs a state carries."""
         return self.window - 1 + self.open_tokens
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON or TOML; `from_dict` reads it back."""
+    def to_dict(self, brief: bool = False) -> dict[str, Any]:
+        """Plain data for JSON or TOML; `from_dict` reads it back.
+
+        brief: without the fields of output="online" where they say nothing, as it was written
+        before there were any: what names a memory must not change with a new choice.
+        """
         plain: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -120,6 +124,10 @@ class MemorySpec:
                 plain[f.name] = {"name": names[type(value)], **asdict(value)}
             else:
                 plain[f.name] = value
+        if brief and self.output == "chunk":
+            del plain["output"]
+        if brief and not plain["architecture"].get("normalize", True):
+            del plain["architecture"]["normalize"]
         return plain
 
     @classmethod

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from atlas_memory.blocks import Memory, suggest
+from atlas_memory.blocks import Memory
 from atlas_memory.memory.architectures import Matrix
 from atlas_memory.memory.feature_maps import Polynomial
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.names import suggest
 from atlas_memory.retrofitting.beside import MAPS, LowRank, MemoryBeside
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.families import FAMILIES, require_llama_like

@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from atlas_memory.blocks import suggest
 from atlas_memory.config import OF_TRANSFORMERS
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.names import suggest
 
 # What other code asks a config for, and a retrofitted model has from its base.
 _OF_THE_BASE = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]

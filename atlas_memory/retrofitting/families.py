@@ -28,7 +28,7 @@ def _difference(base: Any) -> str | None:
         return "it has no list of decoder layers over token embeddings"
     attentions = [getattr(layer, "self_attn", None) for layer in layers]
     for attention in attentions:
-        maps = [getattr(attention, name, None) for name in MAPS]
+        maps: list[Any] = [getattr(attention, name, None) for name in MAPS]
         if not all(isinstance(linear, nn.Linear) for linear in maps):
             return f"its layers have no attention with {', '.join(MAPS)}"
         if not all(linear.weight.is_floating_point() for linear in maps):

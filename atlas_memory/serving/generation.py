@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from atlas_memory.blocks import suggest
 from atlas_memory.data.tokenizer import Tokenizer
+from atlas_memory.names import suggest
 from atlas_memory.serving.reading import Memory, read
 
 if TYPE_CHECKING:

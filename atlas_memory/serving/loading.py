@@ -31,12 +31,10 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
 
     precision: what its weights are turned into; None keeps what was saved.
     """
+    folder = require_run(run, precision)
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
-    folder = model_folder(run)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -48,6 +46,13 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
     return Loaded(model.eval(), _tokenizer(run, folder, tokenizer, model.config.vocab_size))
 
 
+def require_run(run: Path, precision: str | None = None) -> Path:
+    """The model's folder; a wrong path or precision is told before anything heavy is imported."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
+    return model_folder(run)
+
+
 def model_folder(run: Path) -> Path:
     """Where the model of a run lies."""
     from atlas_memory.training.checkpoints import newest_whole
@@ -55,7 +60,7 @@ def model_folder(run: Path) -> Path:
     if not run.is_dir():
         raise ValueError(f"{run} is no folder; give a run of `atlas train` or a saved model")
     for folder in (run / "model", run):
-        if _config(folder).get("model_type") in MODELS:
+        if _json(folder / "config.json").get("model_type") in MODELS:
             return folder
     newest = newest_whole(run / "checkpoints", lambda _: None)
     if newest is None:
@@ -63,17 +68,17 @@ def model_folder(run: Path) -> Path:
     return newest
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "config.json").read_text())
+        plain = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
+    return plain if isinstance(plain, dict) else {}
 
 
 def _tokenizer(run: Path, folder: Path, given: str | None, ids: int) -> Tokenizer:
     """The one asked for, else the run's own; a model of bytes needs no file for it."""
-    recipe = _config(run)
+    recipe = _json(run / "recipe.json")
     data, pretrained = recipe.get("data"), (recipe.get("retrofit") or {}).get("base")
     name = data.get("tokenizer") if isinstance(data, dict) and not pretrained else None
     if given is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
+from atlas_memory.serving.memory_head import LENGTH, require_memory_file
 from atlas_memory.serving.reading import Memory
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def to_bytes(memory: Memory) -> bytes:
     """What `save` would write."""
     from safetensors.torch import save as serialize
 
-    return serialize(*_contents(memory, (), {}))
+    whole = bytearray(serialize(*_contents(memory, (), {})))
+    length = int.from_bytes(whole[:LENGTH], "little")
+    whole[LENGTH : LENGTH + length] = _sorted(bytes(whole[LENGTH : LENGTH + length]))
+    return bytes(whole)
 
 
 def _contents(
@@ -85,19 +89,26 @@ def _contents(
 def load(path: str | Path, model: AtlasForCausalLM) -> MemoryFile:
     """A memory of this very model, on its device; any other is refused."""
     contents = inspect(path)
+    header = contents.header
+    Fingerprint(**header["model"]).require(fingerprint(model), str(path))
+    memory = restored(contents).to(model.device)
+    return MemoryFile(memory, tuple(header["sources"]), header["reading"])
+
+
+def restored(contents: Contents) -> Memory:
+    """The memory that a file holds, whatever the model."""
     header, tensors = contents.header, contents.tensors
     own = Fingerprint(**header["model"])
-    own.require(fingerprint(model), str(path))
     states = [_put_back(state, tensors) for state in header["states"]]
     cache = AtlasCache(states, header["position"] - 1, own.layers if states else "")
-    memory = Memory(own, cache, tensors["last"], tensors["bits"]).to(model.device)
-    return MemoryFile(memory, tuple(header["sources"]), header["reading"])
+    return Memory(own, cache, tensors["last"], tensors["bits"])
 
 
 def inspect(path: str | Path) -> Contents:
     """Header and tensors of a memory file that is whole; nothing but JSON and numbers is read."""
     from safetensors import SafetensorError, safe_open
 
+    require_memory_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -137,12 +148,26 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
         mode = draft.stat().st_mode  # safetensors makes files that only their owner may read
         save_file(tensors, draft, metadata=header)
         draft.chmod(mode)
-        with draft.open("rb") as file:
+        with draft.open("r+b") as file:
+            length = int.from_bytes(file.read(LENGTH), "little")
+            header_bytes = _sorted(file.read(length))
+            file.seek(LENGTH)
+            file.write(header_bytes)
+            file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
         raise ValueError(f"cannot write to {path}: {_reason(error)}") from error
+
+
+def _sorted(header: bytes) -> bytes:
+    """The same header with its entries in order: safetensors writes them in a random one."""
+    plain = json.loads(header)
+    plain["__metadata__"] = dict(sorted(plain["__metadata__"].items()))
+    text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(text) <= len(header), "the header of safetensors is compact JSON"
+    return text.ljust(len(header))
 
 
 def _draft(path: Path) -> Path:

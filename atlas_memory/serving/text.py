@@ -100,12 +100,16 @@ STDIN = Path("/dev/stdin")
 
 def open_text(names: list[str], tokenizer: Tokenizer, start: Bookmark | None = None) -> Text:
     """Files and `-` for standard input; one that is missing or empty is refused."""
+    return Text(require_texts(names), tokenizer, start)
+
+
+def require_texts(names: list[str]) -> tuple[Path, ...]:
     paths = tuple(STDIN if name == "-" else Path(name).expanduser() for name in names)
     if paths.count(STDIN) > 1:
         raise ValueError("standard input (-) can be read only once")
     for path in paths:
         _require_text(path)
-    return Text(paths, tokenizer, start)
+    return paths
 
 
 def _require_text(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from atlas_memory.blocks import suggest
+from atlas_memory.names import suggest
 
 LOCATIONS = ("bedroom", "kitchen", "garden", "hallway", "bathroom", "office")
 OBJECTS = ("apple", "football", "milk")

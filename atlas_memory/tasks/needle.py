@@ -23,7 +23,7 @@ from uuid import UUID
 
 import numpy as np
 
-from atlas_memory.blocks import suggest
+from atlas_memory.names import suggest
 from atlas_memory.tasks.background import Background, Encode, Hidden
 
 KINDS = {"pk": ("noise", "number"), "n": ("text", "number"), "w": ("text", "uuid")}

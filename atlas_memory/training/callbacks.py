@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
@@ -39,9 +38,7 @@ class Metrics(TrainerCallback):
             kept["bits_per_token"] = kept["loss"] * LOG2E
             kept |= self._speed(state.global_step)
         self.latest |= kept
-        line = {"step": state.global_step, "time": time.time(), **kept}
-        with self.folder.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.folder.log(state.global_step, kept)
 
     def _speed(self, step: int) -> dict[str, float]:
         assert self.since is not None

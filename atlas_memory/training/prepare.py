@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -13,20 +12,18 @@ from typing import Any
 from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
 from atlas_memory.data.recall import Recall
+from atlas_memory.data.repeats import Primed, Reread
+from atlas_memory.data.token_cache import Tokens
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
 from atlas_memory.retrofitting.config import RetrofitConfig
+from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe, Train
 from atlas_memory.training.retrofit import load_start
 
 Say = Callable[[str], None]
 VALIDATION_SEED = 1 << 40
 RECALL_VALIDATION = 256  # examples
-
-
-def processes() -> tuple[int, int]:
-    """This process and how many there are, as torchrun says it."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def micro_batches(train: Train, processes: int) -> tuple[int, int]:
@@ -71,26 +68,39 @@ def prepare(recipe: Recipe, say: Say) -> Prepared:
     tokenizer = load_tokenizer(data.tokenizer) if start is None else start.tokenizer
     config: Any = model_config(recipe, tokenizer) if start is None else start.model.config
     require_window(config, data.length)
-    corpus = _corpus(recipe, tokenizer, say)
+    corpus = corpus_of(recipe, tokenizer, say)
     require_length(corpus.train, data.length, "training")
     require_length(corpus.validation, data.length, "validation")
-    count = train.steps * train.batch
-    examples: Any = Shuffled(corpus.train, data.length, train.seed, count)
     if train.stream:
-        examples = Lanes(corpus.train, data.length, train.batch, count)
         require_length(corpus.train, data.length * train.batch, "training")
     most = data.validation_tokens // data.length or None
-    order = {"length": data.length, "batch": train.batch, "seed": train.seed}
+    order: dict[str, Any] = {"length": data.length, "batch": train.batch, "seed": train.seed}
+    order |= {k: v for k, v in {"reread": data.reread, "prime": train.prime}.items() if v}
     return Prepared(
         recipe,
         config,
         tokenizer,
-        examples,
+        _examples(recipe, corpus.train, tokenizer.vocab_size),
         InOrder(corpus.validation, data.length, most),
         corpus.validation.bytes_per_token,
         {**order, "stream": train.stream, **describe(corpus.train)},
         None if start is None else start.model,
     )
+
+
+def _examples(recipe: Recipe, tokens: Tokens, vocab_size: int) -> Any:
+    """What the run reads, example after example."""
+    data, train = recipe.data, recipe.train
+    count = (train.steps - train.prime) * train.batch
+    examples: Any = Shuffled(tokens, data.length, train.seed, count)
+    if train.stream:
+        examples = Lanes(tokens, data.length, train.batch, count)
+    if data.reread:
+        examples = Reread(examples, data.reread, train.seed)
+    if train.prime:
+        primers = train.prime * train.batch
+        examples = Primed(examples, primers, data.length, vocab_size, train.seed)
+    return examples
 
 
 def model_config(recipe: Recipe, tokenizer: Tokenizer) -> AtlasConfig:
@@ -114,7 +124,8 @@ def require_window(config: AtlasConfig | RetrofitConfig, length: int) -> None:
         )
 
 
-def _corpus(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Corpus:
+def corpus_of(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Corpus:
+    """Both splits of the text of a recipe."""
     data = recipe.data
     train, own = find_source(data.source, data.field, say)
     if data.validation is not None:

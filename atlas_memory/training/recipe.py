@@ -7,13 +7,15 @@ import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from atlas_memory.blocks import suggest
-from atlas_memory.config import AtlasConfig
+from atlas_memory.names import size_names, suggest, variant_names
 from atlas_memory.training.retrofit import TRAINED, Retrofit
-from atlas_memory.variants import SIZES, VARIANTS
 
+if TYPE_CHECKING:
+    from atlas_memory.config import AtlasConfig
+
+RECIPES = Path(__file__).parents[1] / "recipes"  # those that come with the package
 PRECISIONS = ("float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -29,6 +31,8 @@ class Model:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def config(self, **more: Any) -> AtlasConfig:
+        from atlas_memory.config import AtlasConfig
+
         return AtlasConfig.from_variant(self.variant, self.size, **{**more, **self.changes})
 
 
@@ -38,6 +42,7 @@ class Data:
 
     validation_share: of the text, kept from its end where there is no validation text.
     most_tokens: of the text to use. validation_tokens: read at every validation, 0 for all.
+    reread: share of the windows in which a stretch stands twice.
     """
 
     source: str = "enwik8"
@@ -48,16 +53,19 @@ class Data:
     validation_share: float = 0.05
     validation_tokens: int = 0
     most_tokens: int | None = None
+    reread: float = 0.0
     pairs: int = 8  # of keys and values, for source = "mqar"
 
 
 @dataclass(frozen=True)
 class Train:
     """batch: sequences of a step, over all processes. micro_batch: sequences a process computes at
-    once, 0 for its whole share; the rest is accumulated.
+    once, 0 for its whole share; the rest is accumulated. prime: so many of the steps come first
+    and read short rows of random tokens that repeat, instead of text.
     """
 
     steps: int = 1000
+    prime: int = 0
     batch: int = 16
     micro_batch: int = 0
     learning_rate: float = 1e-3
@@ -120,6 +128,38 @@ class Recipe:
                 raise ValueError(f"--set {assignment}: write it as a.b=c")
             recipe = _changed(recipe, path.strip(), _parsed(text.strip()))
         return _checked(recipe)
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package, the first run in front."""
+    names = (path.stem for path in RECIPES.glob("*.toml"))
+    return sorted(names, key=lambda name: (name != "quickstart", name))
+
+
+def find_recipe(name: str) -> Path:
+    """A path that exists, or the recipe of that name in the package."""
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"{name} is a folder, no recipe; to go on with a run add --resume")
+    if path.is_file():
+        return path
+    if name not in recipe_names():
+        known = suggest(path.stem, recipe_names())
+        raise ValueError(f"there is no recipe {name!r}; {known}; or give the path of a .toml file")
+    return RECIPES / f"{name}.toml"
+
+
+def require_data(recipe: Recipe) -> None:
+    """Find out that a text or a tokenizer is missing before anything heavy is imported."""
+    from atlas_memory.data.corpus import require_source
+    from atlas_memory.data.tokenizer import require_tokenizer
+
+    if recipe.data.source == "mqar":
+        return
+    for source in (recipe.data.source, recipe.data.validation):
+        if source is not None:
+            require_source(source)
+    require_tokenizer(recipe.data.tokenizer)
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -204,8 +244,8 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _checked(recipe: Recipe) -> Recipe:
     """Refuse what cannot run, before anything is read or written."""
     data, train = recipe.data, recipe.train
-    _one_of("model.variant", recipe.model.variant, list(VARIANTS))
-    _one_of("model.size", recipe.model.size, list(SIZES))
+    _one_of("model.variant", recipe.model.variant, variant_names())
+    _one_of("model.size", recipe.model.size, size_names())
     _one_of("train.precision", train.precision, list(PRECISIONS))
     _one_of("train.parallel", train.parallel, list(PARALLEL))
     _one_of("train.schedule", train.schedule, list(SCHEDULES))
@@ -215,7 +255,7 @@ def _checked(recipe: Recipe) -> Recipe:
     if recipe.retrofit.base is not None:
         _check_retrofit(recipe)
     if recipe.compare is not None:
-        _one_of("compare", recipe.compare, list(VARIANTS))
+        _one_of("compare", recipe.compare, variant_names())
     counts = {"steps": train.steps, "batch": train.batch, "log_every": train.log_every}
     for name, value in {**counts, "keep": train.keep}.items():
         if value < 1:
@@ -224,6 +264,12 @@ def _checked(recipe: Recipe) -> Recipe:
         raise ValueError(f"data.length={data.length}: a sequence has at least 2 tokens")
     if not 0 < data.validation_share < 1:
         raise ValueError(f"data.validation_share={data.validation_share}: it must be in (0, 1)")
+    if not 0 <= data.reread <= 1:
+        raise ValueError(f"data.reread={data.reread}: it must be in [0, 1]")
+    if not 0 <= train.prime < train.steps:
+        raise ValueError(f"train.prime={train.prime}: it must be in [0, train.steps={train.steps})")
+    if data.source == "mqar" and (data.reread or train.prime):
+        raise ValueError("data.reread and train.prime are for text, and data.source is mqar")
     return recipe
 
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from atlas_memory.data.tokenizer import Tokenizer
-
 if TYPE_CHECKING:
+    from torch import nn
+
+    from atlas_memory.data.tokenizer import Tokenizer
     from atlas_memory.memory.spec import MemorySpec
     from atlas_memory.retrofitting.config import RetrofitConfig
     from atlas_memory.retrofitting.model import RetrofittedForCausalLM
@@ -55,6 +53,9 @@ class Start:
 
 def load_start(recipe: Recipe) -> Start:
     """The base with its memories, or what a retrofit or a run before has made of it."""
+    import torch
+
+    from atlas_memory.data.tokenizer import Tokenizer
     from atlas_memory.retrofitting.model import RetrofittedForCausalLM
     from atlas_memory.retrofitting.pretrained import load_pretrained
 

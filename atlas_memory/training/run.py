@@ -17,7 +17,8 @@ from atlas_memory.data.home import made_once
 from atlas_memory.training.callbacks import Metrics, Progress, StopWhenAsked
 from atlas_memory.training.checkpoints import newest_whole, step_of, sweep
 from atlas_memory.training.loss_curve import draw
-from atlas_memory.training.prepare import Prepared, Say, micro_batches, processes
+from atlas_memory.training.prepare import Prepared, Say, micro_batches
+from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe
 from atlas_memory.training.run_folder import RunFolder
 
@@ -37,15 +38,16 @@ class Result:
 
 def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False) -> Result:
     """Train into a folder; with `resume` from its newest whole checkpoint, if it has one."""
-    if folder.result.is_file():
-        figures = json.loads(folder.result.read_text())
-        return Result(True, figures["step"], figures)
+    if (ended := _ended(folder, prepared.recipe, say)) is not None:
+        return ended
     rank, _ = processes()
     # torch tells of every block that its output is a view; nothing here writes into one
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     checkpoint = _starting_point(prepared, folder, say) if resume else None
     if rank == 0:
-        if not folder.recipe.is_file():
+        if folder.recipe.is_file():
+            folder.write_recipe(prepared.recipe)  # a run may go on with more steps
+        else:
             folder.create(prepared.recipe)
         sweep(folder.checkpoints)
         folder.forget_after(step_of(checkpoint) if checkpoint else 0)
@@ -63,9 +65,20 @@ def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False
     figures = _figures(trainer, prepared, seconds)
     if rank == 0:
         _keep_best(trainer, folder)
-        figures["sample"] = sample(prepared, folder)
+        figures |= _of_the_best(prepared, folder, step)
         folder.result.write_text(json.dumps(figures, indent=2) + "\n")
     return Result(True, step, figures)
+
+
+def _ended(folder: RunFolder, recipe: Recipe, say: Say) -> Result | None:
+    """The result of a run that has made all its steps; with more steps it is not at its end."""
+    if not folder.result.is_file():
+        return None
+    figures = json.loads(folder.result.read_text())
+    if figures["step"] < recipe.train.steps:
+        return None
+    say(f"{folder.path} is finished at step {figures['step']}; to go on give more --steps")
+    return Result(True, figures["step"], figures)
 
 
 def _starting_point(prepared: Prepared, folder: RunFolder, say: Say) -> Path | None:
@@ -209,16 +222,32 @@ def _keep_best(trainer: Any, folder: RunFolder) -> None:
 
     shutil.rmtree(folder.model, ignore_errors=True)
     made_once(folder.model, copy)
+    folder.show_model()
 
 
-def sample(prepared: Prepared, folder: RunFolder) -> str | None:
+def _of_the_best(prepared: Prepared, folder: RunFolder, step: int) -> dict[str, Any]:
+    """What the kept model does with text: its second reading, which is logged too, and a sample."""
+    from transformers import AutoModelForCausalLM
+
+    from atlas_memory.evaluation.reread import draw, reread
+
+    if prepared.tokenizer is None:
+        return {"reread": None, "sample": None}
+    model = AutoModelForCausalLM.from_pretrained(folder.model).eval()
+    most = prepared.recipe.data.validation_tokens or None
+    found = reread(model, prepared.validation.tokens.ids[:most])
+    if found is not None:
+        folder.log(step, {f"reread_{name}": value for name, value in found.items()})
+        draw({prepared.recipe.model.variant: found}, folder.reread)
+    return {"reread": found, "sample": sample(model, prepared)}
+
+
+def sample(model: Any, prepared: Prepared) -> str | None:
     """A text that the model goes on with, from the beginning of the validation text."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     if prepared.tokenizer is None or prepared.recipe.train.sample == 0:
         return None
-    model = AutoModelForCausalLM.from_pretrained(folder.model).eval()
     start = prepared.validation[0]["input_ids"][None, :SAMPLE_PROMPT]
     torch.manual_seed(prepared.recipe.train.seed)
     ids = model.generate(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +27,7 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        return self.path / "config.json"
+        return self.path / "recipe.json"
 
     @property
     def environment(self) -> Path:
@@ -38,6 +40,10 @@ class RunFolder:
     @property
     def curve(self) -> Path:
         return self.path / "loss.png"
+
+    @property
+    def reread(self) -> Path:
+        return self.path / "reread.png"
 
     @property
     def result(self) -> Path:
@@ -58,17 +64,35 @@ class RunFolder:
     def create(self, recipe: Recipe) -> None:
         """Make the folder; everything that can be wrong with a recipe has been checked before."""
         try:
-            self.checkpoints.mkdir(parents=True)
-            self.recipe.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.write_recipe(recipe)
             self.environment.write_text(json.dumps(environment(recipe.train.seed), indent=2) + "\n")
         except OSError as error:
             raise ValueError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        self.recipe.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
 
     def read_recipe(self) -> Recipe:
         try:
             return Recipe.from_dict(json.loads(self.recipe.read_text()))
         except OSError as error:
-            raise ValueError(f"{self.path} is no run folder: it has no config.json") from error
+            raise ValueError(f"{self.path} is no run folder: it has no recipe.json") from error
+
+    def show_model(self) -> None:
+        """Let the folder itself be loaded as `model/` is: links beside the run's own files."""
+        for path in self.model.iterdir():
+            link = self.path / path.name
+            link.unlink(missing_ok=True)
+            try:
+                link.symlink_to(path.relative_to(self.path))
+            except OSError:  # a file system without links
+                shutil.copy2(path, link)
+
+    def log(self, step: int, figures: dict[str, Any]) -> None:
+        """One more line of metrics.jsonl."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps({"step": step, "time": time.time(), **figures}) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         if not self.metrics.is_file():

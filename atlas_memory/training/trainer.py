@@ -253,9 +253,9 @@ class AtlasTrainer(Trainer):
 def require_same_data(checkpoint: Path, data: dict[str, Any]) -> None:
     """To go on means to read on: the order of the examples must be that of the checkpoint."""
     saved = json.loads((checkpoint / DATA).read_text())
-    for name, value in data.items():
-        if saved.get(name) != value:
+    for name in {**data, **saved}:
+        if saved.get(name) != data.get(name):
             raise ValueError(
                 f"{checkpoint} was trained with data {name}={saved.get(name)!r} and this run has "
-                f"{value!r}; resume with the same data, or start a new run"
+                f"{data.get(name)!r}; resume with the same data, or start a new run"
             )

@@ -75,8 +75,23 @@ def test_show_for_people(capsys):
     assert "vocabulary               50,257" in shown
 
 
+@pytest.mark.parametrize("variant", ["atlas", "samba", "atlas_mac", "transformer_plus"])
+def test_show_writes_choices_and_sizes_as_people_do(variant, capsys):
+    shown = run(capsys, "show", variant, "--size", "tiny")
+    assert not set("{}[]'").intersection(shown.replace("M_{t-1}", "").replace("sum_{i>=c}", ""))
+    assert "None" not in shown
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    if variant == "atlas":
+        assert lines["memory.features"] == "polynomial(degree=2)"
+        assert "MB)" in shown
+    if variant == "samba":
+        assert lines["mixers"].startswith("mamba")
+
+
 def test_list_has_every_variant(capsys):
-    names = [line.split()[0] for line in run(capsys, "list").splitlines()]
+    head, *lines = run(capsys, "list").splitlines()
+    assert head.split()[:2] == ["name", "model"]
+    names = [line.split()[0] for line in lines]
     assert names == list(VARIANTS)
     rows = [json.loads(line) for line in run(capsys, "list", "--json").splitlines()]
     assert [row["name"] for row in rows] == list(VARIANTS)

@@ -146,7 +146,7 @@ def test_standard_input_and_a_polite_stop(run_folder, folder):
         (["{run}", "book.txt", "--out", "book.txt/b"], "cannot write to book.txt/b"),
         (["{run}", "book.txt", "--out", "."], "it is a folder"),
         (["{run}", "book.txt", "--out", "binary.txt"], "binary.txt exists; give another --out"),
-        (["{run}", "book.txt", "--memory", "binary.txt"], "binary.txt is no whole memory file"),
+        (["{run}", "book.txt", "--memory", "binary.txt"], "binary.txt is no memory file"),
         (["{run}", "book.txt", "--precision", "int8"], "unknown precision 'int8'; choose from"),
         (["{run}", "book.txt", "--tokenizer", "nowhere"], "tokenizer 'nowhere' is neither"),
     ],
@@ -161,6 +161,34 @@ def test_a_mistake_is_one_sentence(arguments, message, run_folder, folder, atlas
     assert message in err
     assert err.count("\n") == 1
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_the_same_reading_gives_the_same_file(run_folder, folder, atlas):
+    for out in ("one", "two", "three"):
+        atlas("memorize", run_folder, "book.txt", "--out", out)
+    one, two, three = ((folder / name).read_bytes() for name in ("one", "two", "three"))
+    assert one == two == three
+
+
+def test_bytes_are_what_the_memory_says(run_folder, folder, atlas):
+    """The number that the server tells of the same memory."""
+    from pathlib import Path
+
+    from atlas_memory.serving.loading import load_run
+    from atlas_memory.serving.reading import Memory
+
+    atlas("memorize", run_folder, "book.txt", "--out", "b.memory")
+    _, out, _ = atlas("memory", "b.memory", "--json")
+    shown = json.loads(out)
+    memory = Memory.load("b.memory", load_run(Path(run_folder)).model)
+    assert shown["bytes"] == memory.num_bytes
+    assert shown["file bytes"] == (folder / "b.memory").stat().st_size
+
+
+def test_a_reading_says_how_long_it_takes(run_folder, folder, atlas):
+    _, _, err = atlas("memorize", run_folder, "book.txt", "--out", "b.memory", "--block", 100)
+    assert "997 tokens" in err
+    assert "0:00 left" in err
 
 
 def test_memories_that_cannot_be_used(run_folder, folder, atlas):

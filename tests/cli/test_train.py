@@ -9,8 +9,6 @@ from typer.testing import CliRunner
 
 from atlas_memory.cli.main import app, main
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
@@ -69,7 +67,7 @@ def test_two_models_are_compared_and_drawn_together(tmp_path, text, capsys):
 
 @pytest.mark.parametrize("name", ["170m", "340m", "760m", "1.3b"])
 def test_a_dry_run_counts_without_training(name, capsys):
-    code, out, _ = call(capsys, "train", RECIPES / f"{name}.toml", "--dry-run", "--json")
+    code, out, _ = call(capsys, "train", name, "--dry-run", "--json")
     assert code == 0
     plan = json.loads(out)
     budget = {"170m": 170e6, "340m": 340e6, "760m": 760e6, "1.3b": 1.3e9}[name]
@@ -122,3 +120,20 @@ def test_help_is_there_without_heavy_imports():
     shown = CliRunner().invoke(app, ["train", "--help"])
     assert shown.exit_code == 0
     assert "--dry-run" in shown.output
+
+
+def test_train_alone_is_help(capsys, tmp_path):
+    code, out, _ = call(capsys, "train")
+    assert code == 0
+    assert "Usage" in out
+    assert "quickstart" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_recipe_lists_those_there_are(capsys, tmp_path):
+    code, out, err = call(capsys, "train", "quikstart")
+    assert code == 2
+    assert out == ""
+    assert "did you mean 'quickstart'? choose from: quickstart, 1.3b, 170m" in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

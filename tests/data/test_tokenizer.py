@@ -28,6 +28,36 @@ def test_bytes_survive_a_folder(tmp_path):
     assert ids(again, TEXT).tolist() == list(TEXT.encode())
 
 
+@pytest.mark.parametrize("kind", ["bytes", "trained", "a folder"])
+def test_rows_can_be_padded(kind, tmp_path):
+    """transformers' collator needs a pad token, and masks the labels where it stands."""
+    from transformers import DataCollatorForLanguageModeling
+
+    trained = train_tokenizer([[TEXT.encode()] * 20], 300)
+    tokenizer = trained if kind == "trained" else load_tokenizer("bytes")
+    if kind == "a folder":
+        tokenizer.fast.save_pretrained(tmp_path)
+        tokenizer = load_tokenizer(str(tmp_path))
+    size = tokenizer.vocab_size
+    collate = DataCollatorForLanguageModeling(tokenizer.fast, mlm=False)
+    batch = collate(
+        [tokenizer.fast("a short row"), tokenizer.fast("and a much longer row of text")]
+    )
+    padded = batch["attention_mask"] == 0
+    assert padded.any()
+    assert (batch["labels"][padded] == -100).all()
+    assert (batch["labels"][~padded] == batch["input_ids"][~padded]).all()
+    assert batch["input_ids"].max() < size == len(tokenizer.fast)
+
+
+def test_the_padding_takes_no_byte_away_that_a_text_can_have():
+    tokenizer = load_tokenizer("bytes")
+    text = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000), 0x10FFFF]))
+    assert tokenizer.fast.encode(text) == list(text.encode())
+    assert tokenizer.fast.decode(list(text.encode())) == text
+    assert tokenizer.fast.pad_token_id == 255
+
+
 def test_a_trained_vocabulary_is_lossless_and_shorter(tmp_path):
     trained = train_tokenizer([[TEXT.encode()] * 20], 300)
     trained.fast.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -54,5 +84,5 @@ def test_mistakes_are_told(tmp_path):
         load_tokenizer(str(tmp_path / "broken.json"))
     with pytest.raises(ValueError, match="is neither bytes"):
         load_tokenizer(str(tmp_path / "missing"))
-    with pytest.raises(ValueError, match="at least 257"):
+    with pytest.raises(ValueError, match="at least 258"):
         train_tokenizer([[b"x"]], 100)

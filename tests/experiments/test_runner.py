@@ -182,3 +182,12 @@ def test_what_is_finished_so_far_is_reported(command, tmp_path):
     assert "1 of 3 cells are missing" in out
     assert log(tmp_path) == ["1", "2", "3"]
     assert json.loads((tmp_path / "counting.json").read_text())["missing"] == 1
+
+
+def test_many_quick_cells_are_one_line_in_a_file(command, tmp_path):
+    """Nothing is said of minutes that do not pass."""
+    code, _, err = command("--preset", "smoke", "--out", tmp_path, "--seeds", 18)
+    assert code == 0
+    (line,) = err.splitlines()
+    assert line.startswith("54/54 cells")
+    assert "left" not in line

@@ -48,6 +48,20 @@ ROWS = {
         DEEP, architecture=GatedMLP(expansion=2), optimizer=Muon(period=4), window=8
     ),
 }
+EXACT = replace(DEEP, architecture=MLP(expansion=2, normalize=True), bias=L2(), output="online")
+EXACT_ROWS = {
+    "exact_titans": replace(EXACT, optimizer=Momentum()),
+    "exact_omeganet": replace(EXACT, features=Polynomial(2), window=3),
+    "exact_atlas": replace(EXACT, features=Elementwise(2), optimizer=Muon(period=4), window=3),
+    "exact_atlas_plus": replace(
+        EXACT,
+        architecture=GatedMLP(expansion=2, normalize=True),
+        optimizer=Muon(period=2),
+        window=6,
+    ),
+    "exact_hebbian": replace(EXACT, bias=DotProduct(), retention=FixedRetention(), window=2),
+}
+ROWS |= EXACT_ROWS
 OTHERS = {
     "retnet": replace(LINEAR, retention=FixedRetention()),
     "gla": replace(LINEAR, retention=ChannelRetention()),
@@ -65,11 +79,11 @@ ALL = ROWS | OTHERS
 DIM, HEADS = 8, 2
 
 
-def layer_of(spec, dim=DIM, heads=HEADS, seed=0):
+def layer_of(spec, dim=DIM, heads=HEADS, seed=0, **options):
     torch.manual_seed(seed)
-    layer = MemoryLayer(dim, heads, spec)
+    layer = MemoryLayer(dim, heads, spec, **options)
     for name, parameter in layer.named_parameters():
-        if name.startswith("gates"):
+        if name.startswith(("gates", "write_gate")):
             parameter.data += 0.5 * torch.randn_like(parameter)
     return layer
 
@@ -98,9 +112,10 @@ def test_any_cut_gives_the_same(name, cuts):
     torch.testing.assert_close(stream(layer, x, cuts)[0], whole, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["titans", "atlas", "gla", "dot"])
+@pytest.mark.parametrize("name", ["titans", "atlas", "gla", "dot", *EXACT_ROWS])
 def test_documents_and_padding_are_separate_rows(name):
-    layer, x = layer_of(ALL[name]).double(), draw(2, 11, DIM)
+    admission = name in ("exact_atlas", "exact_titans")
+    layer, x = layer_of(ALL[name], admission=admission).double(), draw(2, 11, DIM)
     starts = torch.zeros(2, 11, dtype=torch.bool)
     starts[0, 5] = starts[1, 9] = True
     packed, state = layer(x, starts=starts, lengths=torch.tensor([11, 7]))
@@ -147,12 +162,54 @@ def test_heads_must_divide_the_width():
         MemoryLayer(9, 2, DEEP)
 
 
+# ---- admission ---------------------------------------------------------------------------------
+
+
+def test_admission_needs_a_retention_that_can_be_stopped():
+    with pytest.raises(ValueError, match="FixedRetention"):
+        MemoryLayer(DIM, HEADS, ALL["exact_hebbian"], admission=True)
+
+
+@pytest.mark.parametrize("name", [*list(EXACT_ROWS)[:-1], "titans", "atlas", "gla"])
+@pytest.mark.parametrize("cuts", [[1] * 13, [6, 7]], ids=["tokens", "halves"])
+def test_admission_is_the_same_for_any_cut(name, cuts):
+    layer, x = layer_of(ALL[name], admission=True).double(), draw(2, 13, DIM)
+    whole, _ = layer(x)
+    torch.testing.assert_close(stream(layer, x, cuts)[0], whole, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["exact_omeganet", "exact_atlas", "exact_atlas_plus", "omeganet"])
+def test_what_is_not_admitted_leaves_the_memory_as_it_was(name):
+    layer = layer_of(ALL[name], admission=True)
+    x = draw(2, 29, DIM).float()
+    _, before = layer(x[:, :8])
+    with torch.no_grad():
+        layer.write_gate.weight.zero_()
+        layer.write_gate.bias.fill_(-9.0)
+    _, after = layer(x[:, 8:], before)
+    for old, new in zip(before.memory.weights, after.memory.weights, strict=True):
+        assert torch.equal(old, new)
+
+
+def test_a_shut_gate_still_learns():
+    layer = layer_of(EXACT, admission=True)
+    with torch.no_grad():
+        layer.write_gate.bias.fill_(-9.0)
+    layer(draw(2, 13, DIM).float())[0].square().sum().backward()
+    assert layer.write_gate.weight.grad.abs().max() > 0
+
+
+def test_a_layer_bounds_the_hidden_features():
+    with pytest.raises(ValueError, match="needs normalize=True"):
+        MemoryLayer(DIM, HEADS, replace(DEEP, bias=L2(), output="online"))
+
+
 # ---- the state ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["titans", "atlas", "retnet", "dot"])
+@pytest.mark.parametrize("name", ["titans", "atlas", "retnet", "dot", "exact_atlas"])
 def test_state_is_saved_and_loaded(name, tmp_path):
-    layer, x = layer_of(ALL[name]), draw(2, 11, DIM).float()
+    layer, x = layer_of(ALL[name], admission=name == "exact_atlas"), draw(2, 11, DIM).float()
     _, state = layer(x)
     state.save(tmp_path / "state")
     loaded = MemoryLayerState.load(tmp_path / "state")
@@ -182,7 +239,7 @@ def test_the_state_does_not_grow():
     assert layer(x)[1].num_bytes == layer(x[:, :3])[1].num_bytes
 
 
-@pytest.mark.parametrize("name", ["titans", "atlas", "memora", "deltanet"])
+@pytest.mark.parametrize("name", ["titans", "atlas", "memora", "deltanet", "exact_atlas"])
 def test_the_memory_is_float32_in_bfloat16(name):
     x = draw(2, 9, DIM)
     with torch.autocast("cpu", torch.bfloat16):
@@ -218,8 +275,9 @@ def test_mesa_refuses_another_file(tmp_path):
 # ---- stability ---------------------------------------------------------------------------------
 
 WIDTH = 8
-OPEN = {"eta": 9.0, "alpha": 20.0, "theta": 9.0, "gamma": 9.0}  # largest steps, nothing forgotten
-CLOSED = {"eta": 9.0, "alpha": -20.0, "theta": -9.0, "gamma": -9.0}  # everything forgotten
+# Largest steps, and nothing or everything forgotten.
+OPEN = {"eta": 9.0, "alpha": 20.0, "theta": 9.0, "gamma": 9.0, "hidden": 9.0}
+CLOSED = {"eta": 9.0, "alpha": -20.0, "theta": -9.0, "gamma": -9.0, "hidden": 9.0}
 TEXT = (Path(__file__).parents[2] / "docs/paper.md").read_bytes()
 
 

@@ -1,12 +1,16 @@
 """Recipes: TOML and back, typed overrides, and a sentence for every mistake."""
 
-from pathlib import Path
-
 import pytest
 
-from atlas_memory.training.recipe import Recipe, load_recipe
-
-RECIPES = sorted(Path(__file__).parents[2].glob("recipes/*.toml"))
+from atlas_memory.names import size_names, variant_names
+from atlas_memory.training.recipe import (
+    RECIPES,
+    Recipe,
+    find_recipe,
+    load_recipe,
+    recipe_names,
+)
+from atlas_memory.variants import SIZES, VARIANTS
 
 
 def write(tmp_path, text):
@@ -69,12 +73,19 @@ def test_assignments_are_typed():
         ("data.length=1", "at least 2"),
         ("data.validation_share=1.0", "must be in"),
         ("compare=nothing", "is unknown"),
+        ("data.reread=1.5", r"must be in \[0, 1\]"),
+        ("train.prime=1000", "must be in"),
     ],
 )
 def test_mistakes_are_one_sentence(assignment, message):
     with pytest.raises(ValueError, match=message) as caught:
         Recipe().set([assignment])
     assert "\n" not in str(caught.value)
+
+
+def test_pairs_are_no_text_that_could_repeat():
+    with pytest.raises(ValueError, match="are for text"):
+        Recipe().set(["data.source=mqar", "data.reread=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -98,10 +109,30 @@ def test_files_that_are_no_recipe(tmp_path):
         load_recipe(write(tmp_path, "[train]\nlr = 1\n"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_says_how_to_run_it_and_what_to_expect(path):
+def test_recipes_are_found_by_name_and_by_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe("quickstart") == RECIPES / "quickstart.toml"
+    own = write(tmp_path, "[train]\nsteps = 3\n")
+    assert load_recipe(find_recipe("my.toml")) == load_recipe(own)
+    with pytest.raises(ValueError, match=r"did you mean 'quickstart'.*enwik8-small.*mqar"):
+        find_recipe("quikstart")
+    with pytest.raises(ValueError, match="did you mean 'quickstart'"):
+        find_recipe("recipes/quickstart.toml")
+    with pytest.raises(ValueError, match=r"is a folder, no recipe; .* add --resume"):
+        find_recipe(str(tmp_path))
+
+
+def test_names_are_those_of_the_tables():
+    """They are read from the source, so that a wrong one is told before torch is imported."""
+    assert variant_names() == list(VARIANTS)
+    assert size_names() == list(SIZES)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_says_how_to_run_it_and_what_to_expect(name):
+    path = find_recipe(name)
     recipe = load_recipe(path)
     recipe.model.config()
     head = path.read_text().split("\n\n")[0]
-    assert f"atlas train recipes/{path.name}" in head
+    assert f"atlas train {name}" in head
     assert "expect" in head.lower()

@@ -90,23 +90,44 @@ def cut_back(folder, step):
     shutil.rmtree(folder / "model")
 
 
+@pytest.mark.parametrize("repeats", [{}, {"data__reread": 0.5, "train__prime": 3}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream):
-    runs.train(text, tmp_path / "a", train__stream=stream, train__micro_batch=2)
+def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream, repeats):
+    changes = {"train__stream": stream, "train__micro_batch": 2, **repeats}
+    runs.train(text, tmp_path / "a", **changes)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     cut_back(tmp_path / "b", 2)
     said = []
-    runs.train(
-        text,
-        tmp_path / "b",
-        resume=True,
-        say=said.append,
-        train__stream=stream,
-        train__micro_batch=2,
-    )
+    runs.train(text, tmp_path / "b", resume=True, say=said.append, **changes)
     assert "going on from step 2" in said
     assert runs.same(runs.weights(tmp_path / "a", 6), runs.weights(tmp_path / "b", 6))
     assert runs.losses(tmp_path / "a") == runs.losses(tmp_path / "b")
+
+
+def test_a_finished_run_says_so_and_goes_on_with_more_steps(tmp_path, text):
+    runs.train(text, tmp_path / "a")
+    before = (tmp_path / "a" / "result.json").read_bytes()
+    said = []
+    runs.train(text, tmp_path / "a", resume=True, say=said.append)
+    assert said == [f"{tmp_path / 'a'} is finished at step 6; to go on give more --steps"]
+    assert (tmp_path / "a" / "result.json").read_bytes() == before
+    more = runs.train(text, tmp_path / "a", resume=True, say=said.append, train__steps=8)
+    assert "going on from step 6" in said
+    assert more.step == 8
+    folder = RunFolder(tmp_path / "a")
+    assert folder.read_recipe().train.steps == 8
+    assert [m["step"] for m in folder.read_metrics() if "loss" in m] == list(range(1, 9))
+
+
+def test_the_run_folder_loads_as_its_model_does(tmp_path, text):
+    runs.train(text, tmp_path / "a", train__steps=1)
+    one, two = (
+        AutoModelForCausalLM.from_pretrained(p) for p in (tmp_path / "a", tmp_path / "a/model")
+    )
+    assert runs.same(one.state_dict(), two.state_dict())
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").encode("ab") == [97, 98]
+    shutil.move(tmp_path / "a", tmp_path / "moved")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "moved")
 
 
 def test_a_run_killed_after_its_last_step_is_summed_up(tmp_path, text):
@@ -207,6 +228,15 @@ def test_other_data_is_refused_on_resume(tmp_path, text):
     cut_back(tmp_path / "a", 2)
     with pytest.raises(ValueError, match="data seed=0 and this run has 1"):
         runs.train(text, tmp_path / "a", resume=True, train__seed=1)
+    with pytest.raises(ValueError, match=r"data reread=None and this run has 0\.5"):
+        runs.train(text, tmp_path / "a", resume=True, data__reread=0.5)
+
+
+def test_repeats_cannot_be_left_out_on_resume(tmp_path, text):
+    runs.train(text, tmp_path / "a", train__prime=2)
+    cut_back(tmp_path / "a", 2)
+    with pytest.raises(ValueError, match="data prime=2 and this run has None"):
+        runs.train(text, tmp_path / "a", resume=True)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path, text):
