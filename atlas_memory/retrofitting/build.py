@@ -114,8 +114,8 @@ def variant_memory(variant: str, head: int) -> MemorySpec:
     if memory is None:
         names = suggest(variant, list(alone))
         raise ValueError(f"{variant!r} is no memory that can stand beside attention; {names}")
-    large = isinstance(memory.features, Polynomial) and head > LARGEST_HEAD // 2
-    if large and not isinstance(memory.architecture, Matrix):
+    many = isinstance(memory.features, Polynomial) and head >= 32  # 561 features or more
+    if many and not isinstance(memory.architecture, Matrix):
         return replace(memory, architecture=replace(memory.architecture, expansion=1))
     return memory
 
