@@ -22,6 +22,7 @@ from atlas_memory.retrofitting.reading import NAME, Reading
 class RetrofittedModel(Reader):
     """The base's own decoder, its attentions windowed and some of them with a memory beside."""
 
+    config: RetrofitConfig
     config_class = RetrofitConfig
     _no_split_modules = None
 
@@ -32,7 +33,6 @@ class RetrofittedModel(Reader):
         self.base = decoder
         require_llama_like(self.base)
         self.base.config._attn_implementation = NAME
-        self.base.config.retrofit_window = config.window
         for number in config.layers or []:
             layer, dim = decoder.layers[number], config.width
             layer.self_attn = MemoryBeside(layer.self_attn, dim, config.heads, config.memory_spec)
@@ -69,7 +69,7 @@ class RetrofittedModel(Reader):
         self, x: Tensor, states: tuple[State, ...], rows: Rows, keep_hidden: bool
     ) -> tuple[Tensor, list[State], list[Tensor]]:
         before: Any = states
-        reading = Reading(x, rows, before, self.config.sinks, self._turn)
+        reading = Reading(x, rows, before, self.config, self._turn)
         out = self.base(
             inputs_embeds=x,
             position_ids=reading.position,

@@ -22,6 +22,7 @@ from atlas_memory.layers.documents import document_ids, next_position, positions
 from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.rows import Rows
 from atlas_memory.layers.state import LayerState, State
+from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.window import (
     Call,
     Sinks,
@@ -49,10 +50,15 @@ class Reading:
     """Made for one pass; `before` are the states of all layers, or nothing at the beginning."""
 
     def __init__(
-        self, x: Tensor, rows: Rows, before: tuple[RetrofittedState, ...], sinks: int, turn: Turn
+        self,
+        x: Tensor,
+        rows: Rows,
+        before: tuple[RetrofittedState, ...],
+        config: RetrofitConfig,
+        turn: Turn,
     ) -> None:
-        self.rows, self.before, self.sinks, self.turn = rows, before, sinks, turn
-        self.time = x.shape[1]
+        self.rows, self.before, self.turn, self.time = rows, before, turn, x.shape[1]
+        self.window, self.sinks = config.window, config.sinks
         none = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         self.begin = before[0].attention.position if before else none
         self.position = positions(self.begin, self.time, rows.starts)
@@ -157,7 +163,7 @@ def window_attention(
 ) -> tuple[Tensor, None]:
     """What every attention of the base calls; one with a smaller window of its own keeps it."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    window, sinks = module.config.retrofit_window, reading.sinks
+    window, sinks = reading.window, reading.sinks
     if sliding_window is not None and (window is None or sliding_window <= window):
         window, sinks = sliding_window, 0
     call = Call(module, scaling, dropout, window, sinks if window is not None else 0)

@@ -81,6 +81,7 @@ def test_the_base_comes_back():
     names = dict(whole.named_parameters())
     plain.load_state_dict(names)
     assert type(whole) is type(plain)
+    assert whole.config.to_dict().keys() == plain.config.to_dict().keys()
     assert torch.equal(logits(whole, ids), logits(plain, ids))
     assert names["model.layers.0.self_attn.q_proj.weight"].data_ptr() in {
         p.data_ptr() for p in model.parameters()
