@@ -8,7 +8,7 @@ SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST  := $(SINGLE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check bench clean
+.PHONY: help train test test-all check bench docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +30,11 @@ check: $(READY)  ## format, lint, types
 bench: $(READY)  ## speed and memory, as ratios taken in one run
 	$(BIN)/python benchmarks/engine.py
 
+docs: $(READY)  ## the pages as a site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:  ## remove the environment and everything made by tools
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

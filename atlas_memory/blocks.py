@@ -21,7 +21,7 @@ from atlas_memory.layers.mesa_layer import MesaLayer
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.state import State
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.names import suggest
+from atlas_memory.names import suggest as suggest
 
 
 class Block(nn.Module):

@@ -135,9 +135,12 @@ class Reader(AtlasPreTrainedModel):
             return inputs_embeds
         assert input_ids is not None
         _check_text("input_ids", input_ids, "[rows, tokens]")
-        if not input_ids.is_meta:
-            _check_ids(input_ids, self.config.vocab_size)
-        embedded: Tensor = self.get_input_embeddings()(input_ids)
+        if input_ids.is_floating_point():
+            raise ValueError(f"input_ids is {input_ids.dtype}; give whole numbers, torch.long")
+        try:
+            embedded: Tensor = self.get_input_embeddings()(input_ids)
+        except IndexError as error:  # the ids are looked at only where something is wrong
+            raise ValueError(_wrong_id(input_ids, self.config.vocab_size)) from error
         return embedded
 
     @property
@@ -204,15 +207,10 @@ def _check_text(name: str, given: Tensor, shape: str) -> None:
         raise ValueError(f"the text is empty: {tuple(given.shape)} has no token; give at least one")
 
 
-def _check_ids(input_ids: Tensor, vocabulary: int) -> None:
-    if input_ids.is_floating_point():
-        raise ValueError(f"input_ids is {input_ids.dtype}; give whole numbers, torch.long")
+def _wrong_id(input_ids: Tensor, vocabulary: int) -> str:
     low, high = int(input_ids.min()), int(input_ids.max())
-    if low < 0 or high >= vocabulary:
-        wrong = low if low < 0 else high
-        raise ValueError(
-            f"token id {wrong} is not in the vocabulary; ids go from 0 to {vocabulary - 1}"
-        )
+    wrong = low if low < 0 else high
+    return f"token id {wrong} is not in the vocabulary; ids go from 0 to {vocabulary - 1}"
 
 
 class LanguageModel(AtlasPreTrainedModel, GenerationMixin):

@@ -1,14 +1,16 @@
 """How long a user waits for the sentence that says what was wrong.
 
-    python benchmarks/mistakes.py            seconds from Enter to the sentence, the best of three
+    python benchmarks/mistakes.py            from Enter to the sentence, the best of three
 
-Each of the mistakes is made in a process of its own, in a folder of its own; the claim is that none
-takes more than 1.5 s on a quiet machine. tests/cli/test_mistakes.py tests why: none imports torch.
+Each mistake is made in a process of its own. The claim is that none takes 1.5 s on a quiet machine;
+the second column, the processor's seconds, holds on a busy one too. tests/cli/test_mistakes.py
+tests why it is so: none of them imports torch.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -54,13 +56,18 @@ def prepare(folder: Path) -> None:
     (folder / "there.memory").write_text("")
 
 
-def seconds(words: tuple[str, ...], folder: Path) -> float:
+def seconds(words: tuple[str, ...], folder: Path) -> tuple[float, float]:
+    """By the clock and by the processor."""
     command = [sys.executable, "-m", "atlas_memory.cli", *words]
-    begun = time.monotonic()
+    begun, worked = time.monotonic(), _processor()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    taken = time.monotonic() - begun
     assert done.returncode == 2, f"{words}: {done.stderr}"
-    return taken
+    return time.monotonic() - begun, _processor() - worked
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -68,9 +75,9 @@ def main() -> None:
         folder = Path(name)
         prepare(folder)
         taken = {words: min(seconds(words, folder) for _ in range(3)) for words in MISTAKES}
-    for words, best in taken.items():
-        print(f"{best:6.2f} s  atlas {' '.join(words)}")
-    worst = max(taken.values())
+    for words, (clock, processor) in taken.items():
+        print(f"{clock:6.2f} s {processor:6.2f} s  atlas {' '.join(words)}")
+    worst = max(clock for clock, _ in taken.values())
     print(f"{worst:6.2f} s  the slowest; {'below' if worst < LIMIT else 'NOT below'} {LIMIT} s")
 
 

@@ -103,7 +103,8 @@ def _readable(name: str, value: Any) -> str:
         case int():
             return f"{value:,}"
         case dict():
-            given = [f"{key}={inner}" for key, inner in value.items() if key not in CHOICE]
+            said = {k: v for k, v in value.items() if k not in CHOICE and v is not None}
+            given = [f"{key}={inner}" for key, inner in said.items()]
             called = next(value[key] for key in CHOICE if key in value)
             return called + (f"({', '.join(given)})" if given else "")
         case list():

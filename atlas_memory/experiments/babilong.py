@@ -43,11 +43,10 @@ SMALL: dict[str, Any] = {
     "local": 6,  # a sentence; what reaches farther answers instead of the memory
     "window": 32,  # of a sliding-window transformer
     "segment": 64,
-    "chunk": 32,
-    "period": 32,
-    "omega": 4,
+    "chunk": 64,
+    "period": 64,
+    "omega": 2,
     "expansion": 4,
-    "polynomial_expansion": 1,
     "admission": True,  # a write gate, so that what is not admitted changes nothing
     # shortest and longest text, questions, tokens of a batch, steps
     "stages": [
@@ -85,7 +84,6 @@ PRESETS = {
         "chunk": 64,
         "period": 64,
         "omega": 16,
-        "polynomial_expansion": 4,
         "stages": [[512, 512 * n, 1, 64 * 512 * n, 10_000] for n in (1, 2, 4, 6, 8, 16, 32)],
         "rate": 1e-4,
         "price": 0.0,

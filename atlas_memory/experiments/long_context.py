@@ -64,10 +64,8 @@ def _sized(memory: dict[str, Any] | None, cell: Mapping[str, Any]) -> dict[str, 
     """A deep memory with the chunk, window and expansion of the settings; others as they are."""
     if memory is None or memory["architecture"]["name"] == "matrix":
         return memory
-    plain_keys = memory["features"]["name"] == "identity"
-    expansion = cell["expansion"] if plain_keys else cell["polynomial_expansion"]
     sized = dict(memory, chunk=cell["chunk"])
-    sized["architecture"] = dict(memory["architecture"], expansion=expansion)
+    sized["architecture"] = dict(memory["architecture"], expansion=cell["expansion"])
     if memory["window"] > 1:
         sized["window"] = cell["omega"]
     if memory["optimizer"]["name"] == "muon":

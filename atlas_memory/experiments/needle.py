@@ -50,11 +50,10 @@ SMALL: dict[str, Any] = {
     "local": 6,  # a sentence; what reaches farther answers instead of the memory
     "window": 32,  # of a sliding-window transformer
     "segment": 64,
-    "chunk": 32,
-    "period": 32,
-    "omega": 4,
+    "chunk": 64,
+    "period": 64,
+    "omega": 2,
     "expansion": 4,
-    "polynomial_expansion": 1,
     "admission": True,
     # shortest and longest text, needles, tokens of a batch, steps
     "stages": [
@@ -93,7 +92,6 @@ PRESETS = {
         "period": 64,
         "local": 64,
         "omega": 16,
-        "polynomial_expansion": 4,
         "stages": [[256, 256, 2, 65_536, 2_000], [256, 4_096, 4, 524_288, 8_000]],
         "rate": 4e-4,
         "price": 0.0,

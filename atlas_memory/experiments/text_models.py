@@ -20,6 +20,7 @@ from atlas_memory.evaluation.reread import reread
 from atlas_memory.experiments.experiment import Cell, Result, Workspace
 from atlas_memory.experiments.fit import fit, labelled_loss
 from atlas_memory.training.prepare import equal_width, num_parameters
+from atlas_memory.variants import VARIANTS
 
 POSITIONS = 16  # stretches of a window that are scored apart
 VALIDATION_SHARE = 0.1  # of a text that has no split of its own
@@ -34,6 +35,22 @@ def load_text(source: str, tokenizer: Tokenizer, say: Callable[[str], None]) -> 
         most_tokens=None,
         validation_share=VALIDATION_SHARE,
     )
+
+
+def fitting(variant: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes that a variant has a place for: those of a deep memory are not for a matrix."""
+    spec = VARIANTS[variant].memory
+    plain = {} if spec is None else spec.to_dict()
+
+    def fits(name: str) -> bool:
+        table: Any = {"memory": plain}
+        for part in name.split(".") if name.startswith("memory.") else ():
+            if not isinstance(table, dict) or part not in table:
+                return False
+            table = table[part]
+        return True
+
+    return {name: value for name, value in changes.items() if fits(name)}
 
 
 def make_config(cell: Cell, vocab_size: int) -> AtlasConfig:

@@ -88,17 +88,25 @@ def averaged(
     spec: MemorySpec,
     mu: Tensor,
     position: Tensor,
+    phase: int | None,
     pending: Tensor | None,
     starts: Starts | None,
     lengths: Lengths | None,
 ) -> tuple[Tensor, Tensor]:
     """The mean of mu [b, h, t] over each run of Muon's tokens, and the sum of the unfinished run.
 
-    position [b]: tokens before the first one. Only tokens that step are looked at, and those see
-    a whole run; what was read of it before stands in `pending` [b, h].
+    position [b]: tokens before the first one; phase: its place in the chunk, where it is known.
+    Only tokens that step are looked at, and those see a whole run; what was read of it before
+    stands in `pending` [b, h].
     """
     assert isinstance(spec.optimizer, Muon)
     period, (b, h, time) = spec.optimizer.period, mu.shape
+    if phase is not None and time == 1 and starts is None and lengths is None:
+        sums = (
+            mu if phase % spec.chunk % period == 0 or pending is None else mu + pending[..., None]
+        )
+        whole = (phase + 1) % spec.chunk % period == 0
+        return sums / period, torch.zeros_like(mu[..., 0]) if whole else sums[..., 0]
     place = positions(position, time, starts) % spec.chunk % period
     if lengths is not None:
         mu = mu * valid_tokens(time, lengths)[:, None].to(mu)

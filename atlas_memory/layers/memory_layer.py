@@ -150,6 +150,7 @@ class MemoryLayer(nn.Module):
             coefficients=coefficients,
             starts=starts,
             lengths=lengths,
+            check=False,
         )
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
 
@@ -170,7 +171,9 @@ class MemoryLayer(nn.Module):
         if gates.hidden is not None and getattr(self.spec.optimizer, "period", 1) > 1:
             begun = None if kept is None else kept.pending
             position = state.memory.position if state else x.new_zeros(len(x), dtype=torch.long)
-            mu, pending = averaged(self.spec, gates.hidden, position, begun, starts, lengths)
+            phase = state.memory.phase if state else 0
+            run = (position, phase, begun, starts, lengths)
+            mu, pending = averaged(self.spec, gates.hidden, *run)
             gates = replace(gates, hidden=mu)
         if admitted is None and pending is None:
             return gates, None

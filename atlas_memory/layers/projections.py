@@ -82,8 +82,8 @@ class Projections(nn.Module):
     ) -> tuple[tuple[Tensor, Tensor, Tensor], ConvState]:
         projected = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=2)
         mixed, state = self.conv(projected, state, starts=starts, lengths=lengths)
-        q, k, v = (in_heads(z, self.heads) for z in mixed.chunk(3, dim=2))
-        return (unit(q), unit(k), unit(v)), state
+        q, k, v = unit(in_heads(mixed, 3 * self.heads)).chunk(3, dim=1)
+        return (q, k, v), state
 
 
 def unit(x: Tensor) -> Tensor:
@@ -143,12 +143,14 @@ class GateProjections(nn.Module):
         named = zip(self.widths, parts, strict=True)
         return {name: torch.unflatten(part, -1, (self.heads, -1)) for name, part in named}
 
-    def forward(self, x: Tensor, bound: Tensor) -> Gates:
-        """From the tokens x [b, t, dim] and the largest step of each head [h]."""
-        raw = gate_logits(x, self.weight, self.bias)
-        opened = {n: gate.transpose(1, 2).sigmoid() for n, gate in self._split(raw).items()}
+    def forward(self, x: Tensor, bound: Tensor | None) -> Gates:
+        """From the tokens x [b, t, dim] and the largest step of each head [h]; None: 1."""
+        raw = gate_logits(x, self.weight, self.bias).sigmoid()
+        opened = {n: gate.transpose(1, 2) for n, gate in self._split(raw).items()}
         share = opened["eta"][..., 0]
-        theta, gamma, steps = None, opened.get("gamma"), [share * bound.to(share)[:, None]]
+        theta, gamma, steps = None, opened.get("gamma"), [share]
+        if bound is not None:
+            steps = [share * bound.to(share)[:, None]]
         if "hidden" in opened:
             steps.append(LARGEST_HIDDEN_STEP * opened["hidden"][..., 0])
         if "theta" in opened:

@@ -47,17 +47,17 @@ def forgetting(spec: MemorySpec) -> bool:
 
 def largest_step(
     spec: MemorySpec, weights: tuple[Tensor, ...], coefficients: Tensor | None
-) -> Tensor:
-    """The bound on eta before its division by window and momentum, one per head [h]."""
+) -> Tensor | None:
+    """The bound on eta before its division by window and momentum, one per head [h]; None: 1."""
+    if spec.online:
+        return None
     heads = weights[0].new_ones(weights[0].shape[0])
     if isinstance(spec.optimizer, Muon):
-        return heads * (1.0 if spec.online else spec.optimizer.period / spec.chunk)
-    if spec.online:
-        return heads
+        return heads * spec.optimizer.period / spec.chunk
     if isinstance(spec.optimizer, Implicit) or isinstance(spec.retention, SoftmaxRetention):
-        return heads
+        return None
     if isinstance(spec.architecture, Matrix) and isinstance(spec.bias, DotProduct):
-        return heads
+        return None
     with torch.no_grad():
         return heads / (spec.rhythm * _rate(spec, weights, _energy(spec, coefficients)))
 

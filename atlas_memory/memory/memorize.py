@@ -17,6 +17,7 @@ from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
 from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.online import memorize_online_recurrent, newborn, to_state
 from atlas_memory.memory.online_chunk import memorize_online
+from atlas_memory.memory.online_token import read_token
 from atlas_memory.memory.optimizers import Implicit, Muon
 from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
 from atlas_memory.memory.recurrent import memorize_recurrent
@@ -45,17 +46,20 @@ def memorize(
     coefficients: Tensor | None = None,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
+    check: bool = True,
 ) -> tuple[Tensor, MemoryState]:
     """Read the tokens (q, k, v), learning to map k to v; answer every q with what is known then.
 
     q, k [b, h, t, dk], v [b, h, t, dv]; weights: the memory at the start, [h, out, in] or
     [b, h, out, in] per matrix; coefficients: the feature map's constants, e.g. a_i of Polynomial.
     starts [b, t]: a document begins here, with a fresh memory. lengths [b]: tokens of each row,
-    what follows is padding. Returns y [b, h, t, dv] and the state behind the last token.
+    what follows is padding. check=False: the caller vouches for shapes and values, which then no
+    tensor is asked for. Returns y [b, h, t, dv] and the state behind the last token.
     """
-    check_form(form, FORMS)
-    check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
-    check_constants(spec, coefficients, k)
+    if check:
+        check_form(form, FORMS)
+        check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
+        check_constants(spec, coefficients, k)
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         qkv = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -69,6 +73,9 @@ def memorize(
         gates = _complete(
             spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
         )
+        if spec.online and form == "chunkwise" and _single(q, starts, lengths):
+            y, after = read_token(qkv, gates, state, initial)
+            return y.to(v.dtype), after
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
         if spec.online:
             run = memorize_online_recurrent if form == "recurrent" else memorize_online
@@ -79,6 +86,11 @@ def memorize(
             y, start, momentum, past = _run(form, tokens, state, initial, spec)
             after = replace(state, start=start, start_momentum=momentum, past=past, open=None)
         return y.to(v.dtype), _advance(after, tokens)
+
+
+def _single(q: Tensor, starts: Tensor | None, lengths: Tensor | None) -> bool:
+    """One token a row, as decoding reads."""
+    return q.shape[2] == 1 and starts is None and lengths is None
 
 
 def _constants(spec: MemorySpec, coefficients: Tensor | None, k: Tensor) -> Tensor | None:
@@ -125,6 +137,7 @@ def fresh_state(
         position=torch.zeros(b, dtype=torch.long, device=k.device),
         constants=constants,
         past=past,
+        phase=0,
     )
     return to_state(state, newborn(spec, initial)) if spec.online else state
 
@@ -150,7 +163,8 @@ def _complete(
     hidden = None
     if spec.online:
         hidden = eta if gates.hidden is None else gates.hidden.to(k)
-    return Gates(alpha.to(k), eta, theta.to(k), mask_young(gamma.to(k), age[:, None]), hidden)
+    gamma = mask_young(gamma.to(k), age[:, None])
+    return Gates(alpha.to(k), eta, theta.to(k), gamma, hidden)
 
 
 def _run(
@@ -260,10 +274,9 @@ def _per_head(spec: MemorySpec, tokens: Tokens) -> Tensor:
 
 def _layout(tokens: Tokens, block: int) -> Layout | None:
     """None where all rows stand at the same offset, of the same length, in one document."""
-    offset = tokens.offset
-    if tokens.starts is None and tokens.lengths is None and bool((offset == offset[0]).all()):
+    if tokens.alike:
         return None
-    return arrange(offset, tokens.recent, tokens.new, block, tokens.starts, tokens.lengths)
+    return arrange(tokens.offset, tokens.recent, tokens.new, block, tokens.starts, tokens.lengths)
 
 
 def _streams(tokens: Tokens, layout: Layout | None, lookback: int) -> Tensors:
@@ -274,7 +287,8 @@ def _streams(tokens: Tokens, layout: Layout | None, lookback: int) -> Tensors:
         torch.cat([tokens.keys[:, :, :recent], tokens.queries], dim=2) if recent else tokens.queries
     )
     if layout is None:
-        opened = recent - int(tokens.offset[0])
+        assert tokens.phase is not None
+        opened = recent - tokens.phase
         cut = [x[:, :, opened - lookback :] for x in pairs]
         return _flat((queries[:, :, opened:], *cut, *(x[:, :, opened:] for x in gates)))
     slots = layout.source[:, recent:]
@@ -306,4 +320,5 @@ def _advance(state: MemoryState, tokens: Tokens) -> MemoryState:
         values=newest(tokens.values, spec.recent_pairs),
         gates=tokens.gates.map(lambda x: newest(x, spec.open_tokens)),
         position=tokens.end_position(),
+        phase=tokens.end_phase(),
     )

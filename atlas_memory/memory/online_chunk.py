@@ -96,17 +96,13 @@ class Piece:
 
 def _pieces(tokens: Tokens, spec: MemorySpec) -> Iterator[Piece]:
     """What is left of the open chunk, then whole chunks; or all at once where rows differ."""
-    whole = tokens.starts is None and tokens.lengths is None
-    if whole and bool((tokens.offset == tokens.offset[0]).all()):
-        phase = int(tokens.offset[0])
+    if tokens.alike and tokens.phase is not None:
+        phase = tokens.phase
         opened = min(spec.chunk - phase, tokens.new) if phase else 0
         if opened:
             yield Piece(_slice(tokens, 0, opened), opened, phase)
         if opened < tokens.new:
             yield Piece(_slice(tokens, opened, tokens.new), spec.chunk, 0)
-    elif whole and tokens.new == 1:
-        place = tokens.offset.repeat_interleave(tokens.keys.shape[1])[:, None]
-        yield Piece((*_slice(tokens, 0, 1), place), 1, None)
     else:
         yield _ragged(tokens, spec)
 

@@ -65,6 +65,8 @@ class MemoryState:
     A memory with output="online" is up to date at every token: start holds the output matrix as
     it is now and the hidden ones as of the chunk's start, hidden these as they are now, recent
     [b, h, c - 1, out] their rank-one parts d of the last pairs; keys and values are the window's.
+
+    phase: the offset of all rows where it is one and known without asking a tensor.
     """
 
     spec: MemorySpec
@@ -79,6 +81,7 @@ class MemoryState:
     open: OpenChunk | None = None
     hidden: Tensors = ()
     recent: Tensors = ()
+    phase: int | None = None
 
     @property
     def offset(self) -> Tensor:
@@ -155,7 +158,8 @@ class MemoryState:
             states = [s if s.open else replace(s, open=reopen(s)) for s in states]
         past = _join_pasts([s.past for s in states if s.past is not None])
         plain = [replace(s, constants=None, past=None) for s in states]
-        return replace(_join(plain), constants=self.constants, past=past)
+        phase = self.phase if len({s.phase for s in states}) == 1 else None
+        return replace(_join(plain), constants=self.constants, past=past, phase=phase)
 
     def save(self, path: str | Path) -> None:
         """Write the state and its spec to one safetensors file."""
@@ -257,4 +261,11 @@ def _assemble(spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:
         past=past,
         hidden=several("hidden"),
         recent=several("recent"),
+        phase=common_phase(tensors["position"], spec),
     )
+
+
+def common_phase(position: Tensor, spec: MemorySpec) -> int | None:
+    """The rows' offset in their chunks where it is the same; asks the tensor."""
+    offsets = set((position % spec.rhythm).tolist())
+    return offsets.pop() if len(offsets) == 1 else None

@@ -15,7 +15,7 @@ from atlas_memory.memory.state import MemoryState
 class Tokens:
     """keys, values, gates run over (recent, new): index recent + t is new token t; queries only
     over the new ones. Gates of recent tokens are meaningful for the open chunk alone.
-    opened: whether an open chunk's tokens are read once more.
+    opened: whether an open chunk's tokens are read once more. phase: as in `MemoryState`.
     """
 
     queries: Tensor
@@ -26,6 +26,7 @@ class Tokens:
     position: Tensor
     block: int
     opened: bool
+    phase: int | None = None
     starts: Tensor | None = None
     lengths: Tensor | None = None
     constants: Tensor | None = None
@@ -56,6 +57,7 @@ class Tokens:
             position=state.position,
             block=spec.rhythm,
             opened=spec.open_tokens > 0,
+            phase=state.phase,
             starts=starts,
             lengths=lengths,
             constants=state.constants,
@@ -104,10 +106,22 @@ class Tokens:
     def starts_at(self, i: int) -> Tensor | None:
         return None if self.starts is None or i < self.recent else self.starts[:, i - self.recent]
 
+    @property
+    def alike(self) -> bool:
+        """Whether all rows stand at the same place, in one document, and have the same length."""
+        return self.starts is None and self.lengths is None and self.phase is not None
+
+    def end_phase(self) -> int | None:
+        return (
+            (self.phase + self.new) % self.block if self.alike and self.phase is not None else None
+        )
+
     def end_position(self) -> Tensor:
         """Position of every row behind its last new token."""
         if self.new == 0:
             return self.position
+        if self.starts is None and self.lengths is None:
+            return self.position + self.new
         last = torch.full_like(self.position, self.new) if self.lengths is None else self.lengths
         ages = age_of_tokens(self.position, self.new, self.starts)
         at = ages.gather(1, (last - 1).clamp(min=0)[:, None])[:, 0] + 1

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
-from atlas_memory.serving.memory_head import LENGTH, require_memory_file
+from atlas_memory.serving.memory_head import in_order, put_in_order, require_memory_file
 from atlas_memory.serving.reading import Memory
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ def to_bytes(memory: Memory) -> bytes:
     """What `save` would write."""
     from safetensors.torch import save as serialize
 
-    whole = bytearray(serialize(*_contents(memory, (), {})))
-    length = int.from_bytes(whole[:LENGTH], "little")
-    whole[LENGTH : LENGTH + length] = _sorted(bytes(whole[LENGTH : LENGTH + length]))
-    return bytes(whole)
+    return in_order(serialize(*_contents(memory, (), {})))
 
 
 def _contents(
@@ -149,25 +146,12 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
         save_file(tensors, draft, metadata=header)
         draft.chmod(mode)
         with draft.open("r+b") as file:
-            length = int.from_bytes(file.read(LENGTH), "little")
-            header_bytes = _sorted(file.read(length))
-            file.seek(LENGTH)
-            file.write(header_bytes)
-            file.flush()
+            put_in_order(file)
             os.fsync(file.fileno())
         draft.replace(path)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
         raise ValueError(f"cannot write to {path}: {_reason(error)}") from error
-
-
-def _sorted(header: bytes) -> bytes:
-    """The same header with its entries in order: safetensors writes them in a random one."""
-    plain = json.loads(header)
-    plain["__metadata__"] = dict(sorted(plain["__metadata__"].items()))
-    text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
-    assert len(text) <= len(header), "the header of safetensors is compact JSON"
-    return text.ljust(len(header))
 
 
 def _draft(path: Path) -> Path:

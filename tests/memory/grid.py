@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 import atlas_memory as am
 
 ARCHITECTURES = (am.Matrix(), am.MLP(2), am.MLP(2, residual=False), am.GatedMLP(2))
@@ -189,7 +191,10 @@ ONLINE += (
     ),
 )
 
-ALL = GRID + EXTRA + STOPPED + KERNELS + ONLINE
+# The oracle takes seconds for these: a third of them, and the last, are for every run.
+SAMPLED = (*ONLINE[0:-5:3], *ONLINE[-5:])
+ALL = GRID + EXTRA + STOPPED + KERNELS + SAMPLED
+SLOW = tuple(pytest.param(x, marks=pytest.mark.slow) for x in ONLINE if x not in SAMPLED)
 # A few of every kind, for the tests that run each of them many times.
 FEW = (GRID[1], GRID[7], GRID[18], GRID[28], GRID[46], GRID[63], EXTRA[1], EXTRA[3], EXTRA[5])
 FEW += (EXTRA[7], EXTRA[8], EXTRA[11], EXTRA[15], EXTRA[17], KERNELS[2], KERNELS[8])

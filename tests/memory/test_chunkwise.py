@@ -22,6 +22,7 @@ from tests.memory.grid import (
     ONLINE,
     OPTIMIZERS,
     RETENTIONS,
+    SLOW,
     STOPPED,
     matrix,
 )
@@ -40,7 +41,7 @@ LONG += [(spec, 64) for spec in ONLINE[0::7]] + [(spec, 149) for spec in ONLINE[
 LONG += [(spec, 64) for spec in KERNELS[0::2]] + [(spec, 150) for spec in KERNELS[1::3]]
 
 
-@pytest.mark.parametrize("spec", ALL, ids=describe)
+@pytest.mark.parametrize("spec", [*ALL, *SLOW], ids=describe)
 def test_chunkwise_equals_oracle(spec: am.MemorySpec) -> None:
     problem = draw(spec, 9 if spec.online else 13, seed=1)
     assert_same(run(problem, spec, "chunkwise"), run(problem, spec, "oracle"))

@@ -6,10 +6,10 @@ import pytest
 
 import atlas_memory as am
 from tests.memory.cases import Sizes, assert_same, describe, draw, run
-from tests.memory.grid import ALL, FEW
+from tests.memory.grid import ALL, FEW, SLOW
 
 
-@pytest.mark.parametrize("spec", ALL, ids=describe)
+@pytest.mark.parametrize("spec", [*ALL, *SLOW], ids=describe)
 def test_recurrent_equals_oracle(spec: am.MemorySpec) -> None:
     problem = draw(spec, 7)
     assert_same(run(problem, spec, "recurrent"), run(problem, spec, "oracle"))

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from atlas_memory.evaluation.suite import NAMES
+from atlas_memory.experiments import EXPERIMENTS
+
 ROOT = Path(__file__).parents[2]
 KINDS = "Eq|Table|Fig|Sec|App|Prop|Thm|Def"
 TAG = re.compile(rf"\[Atlas ({KINDS})\.? ([^\]]+)\]")
@@ -73,6 +76,25 @@ def test_the_map_is_whole() -> None:
     assert {"Eq Hebbian Rule", "Eq Delta Rule", "Thm 1", "Prop 1", "Prop 2"} <= set(listed)
     for kind in ("Table", "Fig"):
         assert [i for i in listed if i.startswith(kind)] == [f"{kind} {n}" for n in range(1, 9)]
+
+
+def claims() -> dict[str, str]:
+    """Claim -> what checks it, from the last table of the page."""
+    table = (ROOT / "docs/paper.md").read_text().partition("## Claims")[2]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return {claim: checked for claim, _, checked in rows[1:]}
+
+
+@pytest.mark.parametrize(("claim", "checked"), claims().items())
+def test_a_claim_is_checked_by_what_its_row_says(claim: str, checked: str) -> None:
+    """Tests, benchmarks, experiments and tasks that exist; nothing else counts but "not yet"."""
+    found = re.findall(r"(tests/[\w/]+\.py|benchmarks/\w+\.py)(?:::(\w+))?", checked)
+    for file, name in found:
+        assert f"def {name}" in (ROOT / file).read_text()
+    named = re.findall(r"`atlas experiment (\w+)`", checked)
+    assert set(named) <= set(EXPERIMENTS)
+    assert set(re.findall(r"`atlas eval --task (\w+)`", checked)) <= set(NAMES)
+    assert found or named or checked == "not yet"
 
 
 @pytest.mark.parametrize(

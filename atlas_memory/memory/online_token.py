@@ -1,0 +1,136 @@
+"""`online.py` for one token a row, as decoding reads it: rank-one changes, and few operations.
+
+Everything is up to date behind every token, so nothing is rebuilt: the window's pairs are read
+once at the chunk's features, the output matrix and the hidden ones take their step, and the query
+is answered. Rows may stand at different places in their chunks; then `place` says where.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from atlas_memory.memory.architectures import plain
+from atlas_memory.memory.attentional_bias import DotProduct
+from atlas_memory.memory.feature_maps import Identity
+from atlas_memory.memory.omega import Gates
+from atlas_memory.memory.online import Learner, bounded_back, error, of_state, to_state, where
+from atlas_memory.memory.optimizers import Momentum, Muon
+from atlas_memory.memory.retention import NoRetention
+from atlas_memory.memory.scan import Tensors
+from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.state import MemoryState
+
+
+def read_token(
+    qkv: tuple[Tensor, Tensor, Tensor], gates: Gates, state: MemoryState, initial: Tensors
+) -> tuple[Tensor, MemoryState]:
+    """The answer to the one new token of every row, and the state behind it."""
+    (q, keys, values), spec, now = qkv, state.spec, of_state(state)
+    if spec.window > 1:
+        keys = torch.cat([state.keys, keys], dim=2)
+        values = torch.cat([state.values, values], dim=2)
+    phi_k, phi_q = _features(spec, keys, q, state.constants)
+    opens = state.offset == 0 if state.phase is None else state.phase == 0
+    H_start = now.H if opens is True else now.H_start
+    if isinstance(opens, Tensor):
+        H_start = where(opens, now.H, now.H_start)
+    h, tape = spec.architecture.hidden([plain(w) for w in H_start], phi_k)
+    alpha, eta, theta, gamma = (x[..., None] for x in gates.complete())
+    # [b, h, 1, c, 1] -> [b, h, c, 1], oldest pair first
+    weight = gamma[:, :, 0].flip(2) if spec.window > 1 else gamma[:, :, 0]
+    target = error(spec, keys, values)
+
+    keeps = isinstance(spec.retention, NoRetention)
+    W = now.W[0] if keeps else alpha * now.W[0]
+    e = target if isinstance(spec.bias, DotProduct) else target - h @ W.mT
+    d = _recent(spec, now, opens, (h, target, tape))
+    d = _with_own(spec, d, tape, e[:, :, -1:] @ W)
+    step = (eta * weight * e).mT @ h
+    S = tuple(theta * s + step for s in now.S)
+    g = tuple((weight * x).mT @ phi_k for x in d)
+    assert gates.hidden is not None
+    moved, R = _move(spec, state, now, g, (gates.hidden[..., None], theta))
+    H = now.H
+    if not keeps:  # bit for bit H where alpha is 1
+        lost = 1 - alpha
+        parts = zip(H, initial[1:], strict=True)
+        H = tuple(torch.addcmul(alpha * w, lost, first) for w, first in parts)
+    H = tuple(w if m is None else w + m for w, m in zip(H, moved, strict=True))
+    W = W + (S[0] if S else step)
+    y, _ = spec.architecture.forward([plain(w) for w in (W, *H)], phi_q, q)
+    kept = tuple(x[:, :, 1:] for x in d) if spec.window > 1 else ()
+    after = to_state(state, Learner((W,), S, H, R, H_start, kept))
+    return y, _one_further(after, keys, values)
+
+
+def _features(
+    spec: MemorySpec, keys: Tensor, q: Tensor, constants: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if isinstance(spec.features, Identity):
+        return keys, q
+    phi = spec.features(torch.cat([keys, q], dim=2), constants)
+    return phi[:, :, :-1], phi[:, :, -1:]
+
+
+def _one_further(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
+    back = state.spec.window - 1
+    return replace(
+        state,
+        keys=keys[:, :, keys.shape[2] - back :],
+        values=values[:, :, values.shape[2] - back :],
+        position=state.position + 1,
+        phase=None if state.phase is None else (state.phase + 1) % state.spec.rhythm,
+    )
+
+
+def _recent(
+    spec: MemorySpec,
+    now: Learner,
+    opens: Tensor | bool,
+    made: tuple[Tensor, Tensor, Tensors],
+) -> Tensors:
+    """d of the look-back pairs: carried, and made anew where a chunk opens."""
+    if spec.window == 1 or opens is False:
+        return now.d
+    h, target, tape = made
+    W, back = now.W[0], spec.window - 1
+    e = target[:, :, :back]
+    e = e if isinstance(spec.bias, DotProduct) else e - h[:, :, :back] @ W.mT
+    found = bounded_back(spec, tuple(x[:, :, :back] for x in tape), e @ W)
+    return found if opens is True else where(opens, found, now.d)
+
+
+def _with_own(spec: MemorySpec, d: Tensors, tape: Tensors, dh: Tensor) -> Tensors:
+    """The window's d, the new token's last."""
+    own = bounded_back(spec, tuple(x[:, :, -1:] for x in tape), dh)
+    if spec.window == 1:
+        return own
+    return tuple(torch.cat(both, dim=2) for both in zip(d, own, strict=True))
+
+
+def _move(
+    spec: MemorySpec,
+    state: MemoryState,
+    now: Learner,
+    g: Tensors,
+    gates: tuple[Tensor, Tensor],
+) -> tuple[tuple[Tensor | None, ...], Tensors]:
+    """What the hidden matrices step by, None where nothing is due, and their momentum."""
+    (mu, theta), optimizer = gates, spec.optimizer
+    if isinstance(optimizer, Momentum):
+        R = tuple(theta * r + mu * x for r, x in zip(now.R, g, strict=True))
+        return R, R
+    if not isinstance(optimizer, Muon):
+        return tuple(mu * x for x in g), ()
+    R = tuple(theta * r + x for r, x in zip(now.R, g, strict=True))
+    if state.phase is not None:
+        due = (state.phase + 1) % optimizer.period == 0
+        return tuple(mu * optimizer.orthogonalize(r) if due else None for r in R), R
+    rows = ((state.offset + 1) % optimizer.period == 0).nonzero()[:, 0]
+    if not len(rows):
+        return (None,) * len(R), R
+    steps = [mu[rows] * optimizer.orthogonalize(r[rows]) for r in R]
+    return tuple(
+        torch.zeros_like(r).index_copy(0, rows, s) for r, s in zip(R, steps, strict=True)
+    ), R
