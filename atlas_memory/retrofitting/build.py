@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from atlas_memory.blocks import Memory
-from atlas_memory.memory.architectures import Matrix
-from atlas_memory.memory.feature_maps import Polynomial
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.names import suggest
 from atlas_memory.retrofitting.beside import MAPS, LowRank, MemoryBeside
@@ -25,7 +22,7 @@ from atlas_memory.retrofitting.families import FAMILIES, require_llama_like
 from atlas_memory.retrofitting.model import RetrofittedForCausalLM
 from atlas_memory.variants import VARIANTS
 
-LARGEST_HEAD = 64  # of a memory: phi_2 of 64 channels has 2,145 features, of 128 it has 8,385
+LARGEST_HEAD = 64  # of a memory, whose weights and state grow with its square
 PROBE = 12  # tokens on which base and retrofitted model must agree
 
 
@@ -85,7 +82,7 @@ def retrofit_config(
     return RetrofitConfig(
         base=_plain(base),
         variant=variant,
-        memory=(memory or variant_memory(variant, part)).to_dict(),
+        memory=(memory or variant_memory(variant)).to_dict(),
         layers=sorted(n + depth if -depth <= n < 0 else n for n in layers),
         heads=base.hidden_size // part,
         **shape,
@@ -107,16 +104,13 @@ def head_size(base: Any, largest: int) -> int:
     return part
 
 
-def variant_memory(variant: str, head: int) -> MemorySpec:
-    """The memory of a variant that is one and nothing else, for heads of `head` channels."""
+def variant_memory(variant: str) -> MemorySpec:
+    """The memory of a variant that is one and nothing else."""
     alone = {n: v.memory for n, v in VARIANTS.items() if v.mixers == (Memory(),)}
     memory = alone.get(variant)
     if memory is None:
         names = suggest(variant, list(alone))
         raise ValueError(f"{variant!r} is no memory that can stand beside attention; {names}")
-    many = isinstance(memory.features, Polynomial) and head >= 32  # 561 features or more
-    if many and not isinstance(memory.architecture, Matrix):
-        return replace(memory, architecture=replace(memory.architecture, expansion=1))
     return memory
 
 

@@ -90,7 +90,7 @@ def config_of(recipe: Recipe) -> RetrofitConfig:
     if isinstance(base, RetrofitConfig):
         return base
     shape = {"window": chosen.window, "sinks": chosen.sinks, "lora": chosen.lora}
-    memory, layers = _memory(base, recipe), chosen.layers or None
+    memory, layers = _memory(recipe), chosen.layers or None
     variant = recipe.model.variant
     return retrofit_config(base, variant, layers, head=chosen.head, memory=memory, **shape)
 
@@ -107,18 +107,17 @@ def _retrofit(base: Any, recipe: Recipe) -> RetrofittedForCausalLM:
         sinks=chosen.sinks,
         lora=chosen.lora,
         head=chosen.head,
-        memory=_memory(base.config, recipe),
+        memory=_memory(recipe),
     )
 
 
-def _memory(base: Any, recipe: Recipe) -> MemorySpec:
+def _memory(recipe: Recipe) -> MemorySpec:
     """The variant's, with what the recipe changes in it."""
     from atlas_memory.config import set_field
     from atlas_memory.memory.spec import MemorySpec
-    from atlas_memory.retrofitting.build import head_size, variant_memory
+    from atlas_memory.retrofitting.build import variant_memory
 
-    chosen, variant = recipe.retrofit, recipe.model.variant
-    memory = variant_memory(variant, head_size(base, chosen.head)).to_dict()
+    memory = variant_memory(recipe.model.variant).to_dict()
     for name, value in recipe.model.changes.items():
         section, _, path = name.partition(".")
         if section != "memory":
