@@ -20,6 +20,7 @@ _HOMES = {
     "retrofitting.build": "base_of retrofit",
     "retrofitting.config": "RetrofitConfig",
     "retrofitting.model": "RetrofittedForCausalLM",
+    "serving.prefix_cache": "PrefixCache",
     "serving.reading": "Memory read",
     "serving.trace": "Trace trace",
     "variants": "variants",

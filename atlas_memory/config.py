@@ -39,6 +39,7 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     Both may be given as objects of `blocks` and `memory`; they are stored as plain data.
     designed_heads: how many heads of a memory start with q = k, "all", "half" or "none".
     admission: memories have a write gate that decides which tokens they take in.
+    rollback: tokens that `AtlasCache.crop` can always take back.
     """
 
     model_type = "atlas_memory"
@@ -59,6 +60,7 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
+    rollback: int = 0
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -158,6 +160,8 @@ def _check_shape(config: AtlasConfig) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
+    if not isinstance(config.rollback, int) or config.rollback < 0:
+        raise ValueError(f"rollback={config.rollback!r}: it must be a whole number of at least 0")
     if config.hidden_size % config.num_attention_heads:
         divisors = [h for h in range(1, config.hidden_size + 1) if config.hidden_size % h == 0]
         raise ValueError(

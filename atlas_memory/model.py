@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.rows import Rows
 from atlas_memory.layers.state import State
 from atlas_memory.memory.tracing import untraced, untraced_frame
+from atlas_memory.rollback import Piece, Segment
 
 
 class AtlasPreTrainedModel(PreTrainedModel):
@@ -34,8 +36,8 @@ class AtlasPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = True
     _no_split_modules = ["Block"]  # noqa: RUF012
     _supports_sdpa = True
-    # Assisted generation would have to unread tokens: transformers refuses it for stateful models.
-    _is_stateful = True
+    # transformers refuses assisted generation of stateful models; ours take tokens back exactly.
+    _is_stateful = False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -90,8 +92,8 @@ class Reader(AtlasPreTrainedModel):
     """
 
     def _run(
-        self, x: Tensor, states: tuple[State, ...], rows: Rows, keep_hidden: bool
-    ) -> tuple[Tensor, list[State], list[Tensor]]:
+        self, x: Tensor, states: tuple[State, ...], rows: Rows
+    ) -> tuple[tuple[State, ...], list[Tensor]]:
         raise NotImplementedError
 
     @can_return_tuple
@@ -111,18 +113,36 @@ class Reader(AtlasPreTrainedModel):
             raise ValueError("output_attentions=True: a memory has no attention maps to return")
         x = self._embed(input_ids, inputs_embeds)
         cache = self._checked(past_key_values, len(x))
-        rows = Rows.read((x.shape[0], x.shape[1]), attention_mask, position_ids, cache.seen)
+        piece = Piece.read(x, attention_mask, position_ids, cache.seen)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        x, states, hidden = self._run(rows.pack(x), cache.states, rows, bool(output_hidden_states))
-        seen = cache.seen + x.shape[1]
+        horizon = self.config.rollback if use_cache else 0
+        hidden, cache = self._read(piece, cache, horizon, all_layers=output_hidden_states)
         return BaseModelOutputWithPast(
-            last_hidden_state=rows.unpack(x),
-            past_key_values=AtlasCache(states, seen, self.fingerprint) if use_cache else None,
-            hidden_states=tuple(map(rows.unpack, hidden)) if output_hidden_states else None,
+            last_hidden_state=hidden[-1],
+            past_key_values=cache if use_cache else None,
+            hidden_states=tuple(hidden) if output_hidden_states else None,
         )
+
+    @untraced_frame
+    def _read(
+        self, piece: Piece, cache: AtlasCache, horizon: int, all_layers: bool
+    ) -> tuple[list[Tensor], AtlasCache]:
+        """The normed output of `piece`, before it every block's input, and the cache behind it.
+
+        What a crop has left to be read again goes first, and is not part of the output.
+        """
+        past = replace(cache.past, horizon=max(cache.past.horizon, horizon))
+        states, read, outputs = cache.states, [], []
+        for part in past.passes(piece):
+            read.append(Segment(states, part))
+            states, hidden = self._run(part.rows.pack(part.x), states, part.rows)
+            outputs.append([part.rows.unpack(x) for x in (hidden if all_layers else hidden[-1:])])
+        last = [torch.cat(parts, 1)[:, -len(piece) :] for parts in zip(*outputs, strict=True)]
+        seen = cache.seen + len(piece)
+        return last, AtlasCache(states, seen, self.fingerprint, past.after(read))
 
     @untraced
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -182,22 +202,20 @@ class AtlasModel(Reader):
 
     @untraced_frame
     def _run(
-        self, x: Tensor, states: tuple[State, ...], rows: Rows, keep_hidden: bool
-    ) -> tuple[Tensor, list[State], list[Tensor]]:
-        """Through all blocks: the normed output, the new states, and, if kept, all inputs."""
+        self, x: Tensor, states: tuple[State, ...], rows: Rows
+    ) -> tuple[tuple[State, ...], list[Tensor]]:
+        """Through all blocks: the new states, every block's input and the normed output."""
         before: tuple[State | None, ...] = states or (None,) * len(self.layers)
         after, hidden = [], []
         for block, state in zip(self.layers, before, strict=True):
-            if keep_hidden:
-                hidden.append(x)
+            hidden.append(x)
             call = partial(block, starts=rows.starts, lengths=rows.lengths)
             if self.gradient_checkpointing and self.training:
                 x, state = self._gradient_checkpointing_func(call, x, state)
             else:
                 x, state = call(x, state)
             after.append(state)
-        x = self.norm(x)
-        return x, after, [*hidden, x]
+        return tuple(after), [*hidden, self.norm(x)]
 
 
 def _check_text(name: str, given: Tensor, shape: str) -> None:
@@ -269,10 +287,16 @@ class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
-        **others: Any,
+        **kwargs: Any,  # by this name transformers sees that forward's arguments are welcome
     ) -> dict[str, Any]:
-        """transformers' own, which would silently misread a text shorter than its cache."""
+        """transformers' own, which would silently misread a text shorter than its cache.
+
+        Its assisted generation gives the whole text even where a cache has read a part of it.
+        """
         seen = 0 if past_key_values is None else past_key_values.seen
+        masked = input_ids.shape[1] if attention_mask is None else attention_mask.shape[1]
+        if is_first_iteration and next_sequence_length is None and 0 < seen < masked:
+            next_sequence_length = masked - seen
         if seen and next_sequence_length is not None and next_sequence_length <= 0:
             raise ValueError(
                 f"the cache has read {seen} tokens, the text has {input_ids.shape[1]}; give "
@@ -287,7 +311,7 @@ class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             is_first_iteration=is_first_iteration,
-            **others,
+            **kwargs,
         )
         return inputs
 
@@ -300,6 +324,8 @@ class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
             raise ValueError(f"cache_implementation={kind!r}: this model has one cache, AtlasCache")
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = AtlasCache()
+        if generation_config.is_assistant:
+            model_kwargs["past_key_values"].activate_past_recording()
 
 
 class AtlasForCausalLM(LanguageModel):

@@ -6,10 +6,11 @@
 
 RUN is a folder of `atlas train`. It is served on loopback by a process of its own, with one thread
 unless --threads says otherwise. First every question is put to transformers' `generate` alone; then
-the clients, OpenAI's own, ask them all at once, some of a memory, half of them as streams, and
-compare. Where an answer differs, the two tokens are looked up in the logits: a difference that is
-no near tie is a wrong answer. Throughput is tokens per second of the server's processor time and
-of the clock, first with 1 client and then with 16.
+the clients, OpenAI's own, ask them all at once, some of a memory or of a fork of it that they make
+and delete, some behind a long beginning that they share, some with scores, half of them as streams
+of which some are left in the middle, and compare. Where an answer differs, the two tokens are
+looked up in the logits: a difference that is no near tie is a wrong answer. Throughput is tokens
+per second of the server's processor time and of the clock, first with 1 client and then with 16.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from atlas_memory.serving.loading import Loaded, load_run
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 BOOK = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()[:6_000]
+BEGINNING = BOOK[:1_500]
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -55,6 +58,8 @@ class Tally:
 
     answers: int = 0
     tokens: int = 0
+    left: int = 0
+    forks: int = 0
     errors: list[str] = field(default_factory=list)
     different: list[tuple[Question, str]] = field(default_factory=list)
 
@@ -78,7 +83,8 @@ def ask_alone(loaded: Loaded, count: int) -> list[Question]:
     questions = []
     for i in range(count):
         start, remembers = draw.randrange(len(TEXT) - 1000), i % 3 == 2
-        prompt = TEXT[start : start + draw.choice((1, 12, 50, 150, 300, 700))]
+        shared = BEGINNING if i % 4 == 1 else ""
+        prompt = shared + TEXT[start : start + draw.choice((1, 12, 50, 150, 300, 700))]
         tokens = draw.choice((8, 16, 40, 72))
         ids = [*prompt.encode()]
         given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
@@ -95,8 +101,9 @@ def ask_alone(loaded: Loaded, count: int) -> list[Question]:
 class Server:
     """`atlas serve` as a process of its own."""
 
-    def __init__(self, run: Path, precision: str | None, threads: int) -> None:
+    def __init__(self, run: Path, precision: str | None, threads: int, *options: str) -> None:
         command = [sys.executable, "-m", "atlas_memory.cli", "serve", str(run), "--port", "0"]
+        command += options
         command += ["--precision", precision] if precision else []
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -138,12 +145,16 @@ class Site:
         return Site(api, model, book["id"])
 
 
-async def ask(site: Site, question: Question, stream: bool) -> tuple[str, int]:
+async def ask(
+    site: Site, question: Question, stream: bool, scored: bool, memory: str
+) -> tuple[str, int]:
     options: dict[str, Any] = {"model": site.model, "prompt": question.prompt, "temperature": 0}
-    options |= {"max_tokens": question.tokens}
-    options |= {"extra_body": {"memory": site.memory} if question.remembers else {}}
+    options |= {"max_tokens": question.tokens, "logprobs": 2 if scored else None}
+    options |= {"extra_body": {"memory": memory} if question.remembers else {}}
     if not stream:
         answer = await site.api.completions.create(**options)
+        scores = answer.choices[0].logprobs
+        assert not scored or len(scores.token_logprobs) == answer.usage.completion_tokens
         return answer.choices[0].text, answer.usage.completion_tokens
     text, tokens = "", 0
     usage = {"include_usage": True}
@@ -156,14 +167,38 @@ async def ask(site: Site, question: Question, stream: bool) -> tuple[str, int]:
     return text, tokens
 
 
+async def leave(site: Site, question: Question) -> None:
+    """Begin a stream and hang up."""
+    options = {"prompt": question.prompt, "max_tokens": question.tokens}
+    stream = await site.api.completions.create(model=site.model, **options, stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+
+
+async def fork(site: Site) -> str:
+    made = await site.api.post(f"/memories/{site.memory}/fork", body={}, cast_to=dict)
+    return str(made["id"])
+
+
 async def client(
     site: Site, seed: int, questions: list[Question], end: float, tally: Tally
 ) -> None:
     draw = random.Random(seed)
     while time.perf_counter() < end:
-        question = draw.choice(questions)
+        question, memory = draw.choice(questions), site.memory
         try:
-            text, tokens = await ask(site, question, draw.random() < 0.5)
+            if draw.random() < 0.05:
+                await leave(site, question)
+                tally.left += 1
+                continue
+            if question.remembers and draw.random() < 0.1:
+                memory = await fork(site)
+                tally.forks += 1
+            stream, scored = draw.random() < 0.5, draw.random() < 0.2
+            text, tokens = await ask(site, question, stream, scored, memory)
+            if memory != site.memory:
+                await site.api.delete(f"/memories/{memory}", cast_to=dict)
         except Exception as error:
             tally.errors.append(repr(error))
             continue
@@ -242,6 +277,8 @@ def report(given: argparse.Namespace, loaded: Loaded, measured: Any, stop: float
         "precision": given.precision or "float32",
         "answers": tally.answers,
         "tokens": tally.tokens,
+        "left": tally.left,
+        "forks": tally.forks,
         "errors": len(tally.errors),
         "wrong_answers": ties.count(None),
         "near_ties": len([tie for tie in ties if tie is not None]),
@@ -261,11 +298,13 @@ def main() -> None:
     loaded = load_run(given.run, given.precision)
     questions = ask_alone(loaded, given.questions)
     print(f"{len(questions)} questions answered alone", file=sys.stderr)
-    server = Server(given.run, given.precision, given.threads)
-    try:
-        measured = asyncio.run(measure(given, server, questions))
-    finally:
-        stop = server.stop()
+    with TemporaryDirectory() as store:
+        options = ("--store", store, "--prefix-cache", "64MB", "--max-memories", "256")
+        server = Server(given.run, given.precision, given.threads, *options)
+        try:
+            measured = asyncio.run(measure(given, server, questions))
+        finally:
+            stop = server.stop()
     figures = report(given, loaded, measured, stop)
     print(json.dumps(figures, indent=2))
     if given.json:

@@ -46,3 +46,14 @@ def open_files():
     """Every file that this process holds open."""
     links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
     return {str(link.readlink()) for link in links}
+
+
+def upload(api, data, name=None, filename="a.memory"):
+    """POST /v1/memories with a file, as OpenAI's client sends files."""
+    return api.post(
+        "/memories",
+        body={} if name is None else {"name": name},
+        files={"file": (filename, data, "application/octet-stream")},
+        options={"headers": {"Content-Type": "multipart/form-data"}},
+        cast_to=dict,
+    )

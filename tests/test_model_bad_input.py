@@ -142,17 +142,6 @@ def test_a_cache_of_another_kind_or_model_or_batch(model):
         model(ids[:1], past_key_values=own)
 
 
-def test_a_cache_cannot_be_rolled_back(model):
-    cache = model(text(model, 1, 5), use_cache=True).past_key_values
-    assert not cache.is_croppable
-    with pytest.raises(ValueError, match="cannot be unread; keep the cache from before"):
-        cache.crop(2)
-    with pytest.raises(ValueError, match="stateful"):
-        model.generate(text(model, 1, 5), assistant_model=model, max_new_tokens=3)
-    with pytest.raises(ValueError, match="stateful"):
-        model.generate(text(model, 1, 5), prompt_lookup_num_tokens=3, max_new_tokens=3)
-
-
 def test_a_text_that_is_shorter_than_its_cache(model):
     ids = text(model, 1, 9)
     cache = model(ids, use_cache=True).past_key_values

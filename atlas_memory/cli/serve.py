@@ -19,10 +19,26 @@ if TYPE_CHECKING:
 
 TOKEN = "What every request must bear; better given as ATLAS_TOKEN, which `ps` does not show."
 MEMORY = "A memory file to keep from the start; may be given again."
+CONFIG = "A TOML file with any of these options, and with `run`; flags come before it."
+STORE = "A folder in which memories outlive the server."
+PREFIXES = "Bytes of states for prompts that begin alike; 0: none."
+
+
+def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Options of a file become the defaults."""
+    from atlas_memory.cli.serve_config import read_options
+
+    if path is not None:
+        known = [param.name for param in context.command.params if param.name]
+        context.default_map = read_options(path, [name for name in known if name != "config"])
+    return path
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: Annotated[Path | None, typer.Argument(metavar="RUN", help=RUN)] = None,
+    config: Annotated[
+        Path | None, typer.Option(help=CONFIG, is_eager=True, callback=_from_file)
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address; only this machine's by default.")
     ] = "127.0.0.1",
@@ -36,7 +52,12 @@ def run(
     max_body: Annotated[float, typer.Option(min=0, help="Megabytes of a request.")] = 4,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a prompt.")] = 65_536,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 4_096,
+    store: Annotated[Path | None, typer.Option(help=STORE)] = None,
+    prefix_cache: Annotated[str, typer.Option(metavar="SIZE", help=PREFIXES)] = "512MB",
     max_memories: Annotated[int, typer.Option(min=0, help="Kept at once.")] = 64,
+    max_memory_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Of all.")] = "16GB",
+    resident: Annotated[str, typer.Option(metavar="SIZE", help="Of stored ones in RAM.")] = "1GB",
+    max_upload: Annotated[str, typer.Option(metavar="SIZE", help="Of a memory file.")] = "256MB",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that a request may take.")] = 300,
     precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
     tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
@@ -44,29 +65,38 @@ def run(
     """Answer OpenAI's clients at /v1 and a browser at /.
 
     Examples: atlas serve runs/quickstart; ATLAS_TOKEN=secret atlas serve runs/quickstart --host ::;
-    atlas serve runs/quickstart --memory book.memory
+    atlas serve runs/quickstart --memory book.memory --store memories;
+    atlas serve --config serve.toml
     """
     _require_extra()
+    if run_folder is None:
+        raise ValueError("no RUN to serve; give a folder of `atlas train`, or `run` in --config")
+    from atlas_memory.cli.serve_config import size
     from atlas_memory.serving.engine import Capacity
     from atlas_memory.serving.loading import load_run
     from atlas_memory.serving.server.limits import Limits
 
+    capacity = Capacity(rows, block, waiting, size("--prefix-cache", prefix_cache))
     limits = Limits(
         body=int(max_body * 2**20),
         seconds=timeout,
         prompt_tokens=max_prompt_tokens,
         new_tokens=max_new_tokens,
         memories=max_memories,
+        memory_bytes=size("--max-memory-bytes", max_memory_bytes),
+        resident_bytes=size("--resident", resident),
+        upload=size("--max-upload", max_upload),
     )
     loaded = load_run(run_folder, precision, tokenizer)
     named = name or run_folder.resolve().name
-    settings = _settings(loaded, named, limits, Capacity(rows, block, waiting), memory or [])
-    _listen(loaded, settings, host, port, token)
+    settings = _settings(loaded, named, limits, capacity, memory or [])
+    _listen(loaded, _stored(settings, store, loaded), host, port, token)
 
 
 def _require_extra() -> None:
     try:
         import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ValueError(
@@ -88,6 +118,14 @@ def _settings(
     ]:
         raise ValueError(f"{several[0]} has several rows; give memories of one text each")
     return Settings(name, limits=limits, capacity=capacity, memories=files)
+
+
+def _stored(settings: Settings, folder: Path | None, loaded: Loaded) -> Settings:
+    from dataclasses import replace
+
+    from atlas_memory.serving.server.store import Store
+
+    return settings if folder is None else replace(settings, store=Store(folder, loaded.model))
 
 
 def _listen(loaded: Loaded, settings: Settings, host: str, port: int, token: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,14 @@ def _byte_tokenizer() -> Any:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
 
-    backend = Backend(models.BPE(vocab=_byte_symbols(), merges=[]))
+    backend = Backend(models.BPE(vocab=byte_symbols(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _byte_symbols() -> dict[str, int]:
+@cache
+def byte_symbols() -> dict[str, int]:
     """GPT-2's printable stand-in of every byte: itself, or the next free one from 256 on."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in own]

@@ -39,6 +39,7 @@ class RetrofitConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     sinks: int = 4
     lora: int = 0
     use_cache: bool = True
+    rollback: int = 0
     vocab_size: int | None = None
     hidden_size: int | None = None
     intermediate_size: int | None = None

@@ -66,18 +66,18 @@ class RetrofittedModel(Reader):
 
     @untraced_frame
     def _run(
-        self, x: Tensor, states: tuple[State, ...], rows: Rows, keep_hidden: bool
-    ) -> tuple[Tensor, list[State], list[Tensor]]:
+        self, x: Tensor, states: tuple[State, ...], rows: Rows
+    ) -> tuple[tuple[State, ...], list[Tensor]]:
         before: Any = states
         reading = Reading(x, rows, before, self.config, self._turn)
         out = self.base(
             inputs_embeds=x,
             position_ids=reading.position,
             use_cache=False,
-            output_hidden_states=keep_hidden,
+            output_hidden_states=True,
             reading=reading,
         )
-        return out.last_hidden_state, reading.after(), list(out.hidden_states or ())
+        return tuple(reading.after()), [*out.hidden_states[:-1], out.last_hidden_state]
 
     def _turn(self, q: Tensor, back: Tensor) -> Tensor:
         """Queries [b, t, h, d] as they would be `back` [b, t] positions earlier."""

@@ -1,8 +1,9 @@
 """Engine: one thread that owns the model and serves many requests at once.
 
-A round reads a few blocks of waiting prompts, so that nobody who is writing waits long, and then
-takes one decode step with every row that is writing. A row joins the batch when its prompt has
-been read and leaves it when its text ends; the others go on as if they were alone.
+A round reads a block of waiting prompts, side by side where they are short, so that nobody who is
+writing waits long, and then takes one decode step with every row that is writing. A row joins the
+batch when its prompt has been read and leaves it when its text ends; the others go on as if they
+were alone. A prompt that begins like one that was read before is read from there on.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from atlas_memory.cache import AtlasCache
-from atlas_memory.serving.batch import Batch, Prefill, Row
+from atlas_memory.serving.batch import Batch, Row, next_tokens
 from atlas_memory.serving.fingerprint import fingerprint
-from atlas_memory.serving.jobs import Completion, Event, Failed, Finished, Job, Notify, Ticket
-from atlas_memory.serving.sampling import choose
+from atlas_memory.serving.histogram import Histogram
+from atlas_memory.serving.jobs import Event, Failed, Finished, Job, Notify, Ticket
+from atlas_memory.serving.prefill import Known, Prefill, completes, feed, side_by_side
+from atlas_memory.serving.recent import Recent
+from atlas_memory.serving.scores import Score
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
 
 Post = Callable[[Callable[[], None]], Any]
-LEAST_COST = 128  # tokens that a forward pass costs however short it is
 log = logging.getLogger("atlas.serve")
 
 
@@ -35,12 +38,27 @@ log = logging.getLogger("atlas.serve")
 class Capacity:
     """rows: sequences that decode together. block: prompt tokens read between two steps.
 
-    waiting: jobs that may wait to be read; more are refused.
+    waiting: jobs that may wait to be read; more are refused. prefix_bytes: of states that are kept
+    because a prompt may begin like one before it.
     """
 
     rows: int = 32
     block: int = 512
     waiting: int = 256
+    prefix_bytes: int = 0
+
+
+@dataclass
+class Tally:
+    """What the engine has done so far: tokens, and the seconds from a request to its first token.
+
+    read: fed to the model; reused: known already; written: told.
+    """
+
+    read: int = 0
+    reused: int = 0
+    written: int = 0
+    first_token: Histogram = field(default_factory=Histogram)
 
 
 class Engine:
@@ -59,6 +77,8 @@ class Engine:
         self._arrived: deque[Prefill] = deque()
         self._waiting: deque[Prefill] = deque()
         self._batch = Batch(self.model.device)
+        self._known: Known = Recent(self.capacity.prefix_bytes)
+        self.tally = Tally()
         self._outbox: list[tuple[Ticket, Event]] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -67,7 +87,7 @@ class Engine:
     def submit(self, job: Job, notify: Notify, seconds: float = float("inf")) -> Ticket:
         """Begin a job; `notify` hears of every token and of the end. Full: BlockingIOError."""
         ticket = Ticket(job, notify, time.monotonic() + seconds)
-        prefill = Prefill(ticket, self.model.device)
+        prefill = Prefill(ticket, self.capacity.block)
         with self._work:
             if self._stopping:
                 raise BlockingIOError("the server is shutting down")
@@ -88,6 +108,15 @@ class Engine:
     def load(self) -> dict[str, int]:
         """How many sequences are written and how many wait."""
         return {"running": len(self._batch), "waiting": len(self._arrived) + len(self._waiting)}
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes of the states that are kept for prompts to come."""
+        return self._known.num_bytes
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     @torch.inference_mode()
     def _run(self) -> None:
@@ -121,52 +150,66 @@ class Engine:
         return not late
 
     def _prefill(self) -> None:
-        """Read a block of each in turn while the budget lasts; whoever is through begins to write.
+        """Read a block of those whose turn it is; whoever is through begins to write.
 
         Texts to be remembered take no row, so they are read even when the batch is full.
         """
-        budget = self.capacity.block
-        held: list[Prefill] = []
-        rows: list[Row] = []
-        caches: list[AtlasCache] = []
-        for _ in range(len(self._waiting)):
-            if budget <= 0:
-                break
-            prefill = self._waiting.popleft()
-            writes = isinstance(prefill.ticket.job, Completion)
-            if writes and len(self._batch) + len(rows) >= self.capacity.rows:
-                held.append(prefill)
-                continue
-            budget -= max(prefill.next_size(self.capacity.block), LEAST_COST)
-            if not self._fed(prefill):
-                continue
-            if not prefill.done:
-                self._waiting.append(prefill)
-            elif writes and (row := self._begin(prefill)):
-                rows.append(row)
-                caches.append(prefill.cache)
-        self._waiting.extendleft(reversed(held))
-        self._batch.add(rows, caches)
+        free = self.capacity.rows - len(self._batch)
+        writers = set(islice(filter(completes, self._waiting), max(0, free)))
+        ready = [p for p in self._waiting if p in writers or not completes(p)]
+        if not ready:
+            return
+        for prefill in ready:
+            prefill.look_up(self._known)
+        chosen = side_by_side(ready, self.capacity.block)
+        gone = set(chosen)
+        self._waiting = deque(p for p in self._waiting if p not in gone)
+        read = self._fed(chosen)
+        self._waiting.extend(p for p in read if not p.done)
+        self._begin([p for p in read if p.done and completes(p)])
 
-    def _fed(self, prefill: Prefill) -> bool:
-        """Feed a block; what fails concerns nobody else."""
+    def _fed(self, prefills: Sequence[Prefill]) -> list[Prefill]:
+        """Feed a block of each; those that could be read. What fails concerns nobody else."""
         try:
-            if not prefill.done:
-                prefill.feed(self.model, self.capacity.block)
-            if prefill.done and not isinstance(prefill.ticket.job, Completion):
-                self._tell(prefill.ticket, prefill.finished(self.fingerprint))
+            feeding = [p for p in prefills if not p.done]
+            if feeding:
+                feed(self.model, feeding)
         except Exception as error:
+            if len(prefills) > 1:
+                return [read for p in prefills for read in self._fed([p])]
             log.exception("a prompt could not be read")
-            self._tell(prefill.ticket, Failed(f"the prompt could not be read: {error}"))
-            return False
-        return True
+            self._tell(prefills[0].ticket, Failed(f"the prompt could not be read: {error}"))
+            return []
+        for prefill in prefills:
+            prefill.keep(self._known)
+            if prefill.done:
+                self._count(prefill)
+            if prefill.done and not completes(prefill):
+                self._tell(prefill.ticket, prefill.finished(self.fingerprint, self.model.device))
+        return list(prefills)
 
-    def _begin(self, prefill: Prefill) -> Row | None:
-        """The first token of a completion; None where it is also the last."""
-        row = Row.of(prefill.ticket)
-        assert prefill.logits is not None
-        (token,) = choose(prefill.logits, [row.job.sampling], [row.generator])
-        return row if self._write(row, token) else None
+    def _count(self, prefill: Prefill) -> None:
+        reused = prefill.ticket.reused
+        self.tally.read += prefill.end - reused
+        self.tally.reused += reused
+
+    def _begin(self, prefills: Sequence[Prefill]) -> None:
+        """The first token of completions; those that want more join the batch."""
+        rows = [Row.of(p.ticket) for p in prefills]
+        for prefill, row in zip(prefills, rows, strict=True):
+            if row.job.scores_prompt:
+                self._tell(row.ticket, prefill.prompt())
+            if not row.job.max_new_tokens:
+                self._tell(row.ticket, Finished("length"))
+        writing = [(p, r) for p, r in zip(prefills, rows, strict=True) if r.job.max_new_tokens]
+        if not writing:
+            return
+        logits = torch.cat([p.logits for p, _ in writing if p.logits is not None])
+        chosen = next_tokens(logits, [row for _, row in writing])
+        begun = [
+            pair for pair, token in zip(writing, chosen, strict=True) if self._write(pair[1], token)
+        ]
+        self._batch.add([row for _, row in begun], [prefill.cache for prefill, _ in begun])
 
     def _decode(self) -> None:
         if not self._batch.rows:
@@ -182,9 +225,12 @@ class Engine:
         pairs = zip(self._batch.rows, tokens, strict=True)
         self._batch.keep([row for row, token in pairs if self._write(row, token)])
 
-    def _write(self, row: Row, token: int) -> bool:
+    def _write(self, row: Row, token: tuple[int, Score | None]) -> bool:
         """Tell of a token; whether the row goes on."""
-        events = row.write(token)
+        events = row.write(*token)
+        self.tally.written += 1
+        if row.written <= 1:
+            self.tally.first_token.add(time.monotonic() - row.ticket.begun)
         for event in events:
             self._tell(row.ticket, event)
         return not isinstance(events[-1], Finished)

@@ -11,17 +11,26 @@ from torch import Tensor
 
 from atlas_memory.serving.reading import Memory
 from atlas_memory.serving.sampling import GREEDY, Sampling
+from atlas_memory.serving.scores import Score
 
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """Go on after `prompt` [n], which goes on after `memory`; a token of `ends` is the last one."""
+    """Go on after `prompt` [n], which goes on after `memory`; a token of `ends` is the last one.
+
+    top: score every token and so many of the most probable ones; None: do not. scores_prompt: those
+    of the prompt too. begin: a name of the memory that is never another's, which lets states behind
+    it be found again.
+    """
 
     prompt: Tensor
     max_new_tokens: int
     memory: Memory | None = None
     sampling: Sampling = GREEDY
     ends: frozenset[int] = frozenset()
+    top: int | None = None
+    scores_prompt: bool = False
+    begin: str = ""
 
     @property
     def known(self) -> Tensor:
@@ -35,6 +44,7 @@ class Reading:
 
     tokens: Tensor
     memory: Memory | None = None
+    begin: str = ""
 
     @property
     def known(self) -> Tensor:
@@ -56,6 +66,14 @@ class Token:
     """A token was chosen; the one that ends a text is not told."""
 
     id: int
+    score: Score | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt was read, and its tokens were so probable."""
+
+    scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True)
@@ -75,18 +93,23 @@ class Failed:
 
 
 Job = Completion | Reading
-Event = Token | Finished | Failed
+Event = Token | Prompt | Finished | Failed
 Notify = Callable[[Event], None]
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A job on its way. Whoever loses interest cancels it, and hears nothing more."""
+    """A job on its way. Whoever loses interest cancels it, and hears nothing more.
+
+    reused: tokens that did not have to be read. begun: when it was given.
+    """
 
     job: Job
     notify: Notify
     deadline: float = float("inf")
     cancelled: bool = field(default=False, init=False)
+    reused: int = field(default=0, init=False)
+    begun: float = field(default_factory=time.monotonic, init=False)
 
     def cancel(self) -> None:
         self.cancelled = True

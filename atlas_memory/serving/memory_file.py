@@ -26,16 +26,22 @@ if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
 
 FORMAT = "atlas memory 1"
+MAX_HEADER = 2**24
 HEADER = ("model", "position", "rows", "surprise", "sources", "reading", "states")
 
 
 @dataclass(frozen=True)
 class MemoryFile:
-    """A memory, the names of what was read, and how far an interrupted reading had come."""
+    """A memory, the names of what was read, and how far an interrupted reading had come.
+
+    note: what its keeper wrote down about it, of plain data. extra: tensors of the keeper's own.
+    """
 
     memory: Memory
     sources: tuple[str, ...] = ()
     reading: dict[str, Any] = field(default_factory=dict)
+    note: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,31 +58,36 @@ def save(
     sources: tuple[str, ...] = (),
     reading: dict[str, Any] | None = None,
 ) -> None:
-    _write(*_contents(memory, sources, reading or {}), Path(path))
+    save_file(MemoryFile(memory, sources, reading or {}), Path(path))
 
 
-def to_bytes(memory: Memory) -> bytes:
-    """What `save` would write."""
+def save_file(file: MemoryFile, path: Path) -> None:
+    _write(*_contents(file), path)
+
+
+def to_bytes(file: MemoryFile) -> bytes:
+    """What `save_file` would write."""
     from safetensors.torch import save as serialize
 
-    return in_order(serialize(*_contents(memory, (), {})))
+    return in_order(serialize(*_contents(file)))
 
 
-def _contents(
-    memory: Memory, sources: tuple[str, ...], reading: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(file: MemoryFile) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and header of a memory's file."""
+    memory = file.memory
     tensors = {"last": memory.last, "bits": memory.bits}
+    tensors |= {f"note.{name}": tensor for name, tensor in file.extra.items()}
     states = [_take_out(s, f"layers.{i}", tensors) for i, s in enumerate(memory.cache.states)]
     plain = {
         "model": asdict(memory.model),
         "position": memory.position,
         "rows": memory.rows,
         "surprise": memory.surprise,
-        "sources": sources,
-        "reading": reading,
+        "sources": file.sources,
+        "reading": file.reading,
         "states": states,
     }
+    plain |= {"note": file.note} if file.note else {}
     header = {name: json.dumps(value) for name, value in plain.items()}
     header = {"format": FORMAT, **header}
     tensors = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
@@ -85,11 +96,17 @@ def _contents(
 
 def load(path: str | Path, model: AtlasForCausalLM) -> MemoryFile:
     """A memory of this very model, on its device; any other is refused."""
-    contents = inspect(path)
+    return restore(inspect(path), model, fingerprint(model), str(path))
+
+
+def restore(contents: Contents, model: AtlasForCausalLM, own: Fingerprint, what: str) -> MemoryFile:
+    """The memory of a file that is whole, if the model with the fingerprint `own` made it."""
     header = contents.header
-    Fingerprint(**header["model"]).require(fingerprint(model), str(path))
-    memory = restored(contents).to(model.device)
-    return MemoryFile(memory, tuple(header["sources"]), header["reading"])
+    Fingerprint(**header["model"]).require(own, what)
+    memory, tensors = restored(contents).to(model.device), contents.tensors
+    extra = {n.removeprefix("note."): t for n, t in tensors.items() if n.startswith("note.")}
+    note = header.get("note", {})
+    return MemoryFile(memory, tuple(header["sources"]), header["reading"], note, extra)
 
 
 def restored(contents: Contents) -> Memory:
@@ -114,13 +131,46 @@ def inspect(path: str | Path) -> Contents:
         raise ValueError(f"{path} is no whole memory file: {error}") from error
     except OSError as error:
         raise ValueError(f"cannot read {path}: {_reason(error)}") from error
+    return _checked(metadata, tensors, str(path))
+
+
+def inspect_bytes(data: bytes, what: str) -> Contents:
+    """`inspect` of a file that was never one; `what` is how a complaint calls it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as deserialize
+
+    size = int.from_bytes(data[:8], "little")
+    if size > min(len(data) - 8, MAX_HEADER):
+        raise ValueError(f"{what} is no whole memory file: its header cannot have {size} bytes")
+    try:
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        tensors = deserialize(data)
+    except (SafetensorError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{what} is no whole memory file: {_brief(error)}") from error
+    return _checked(metadata, tensors, what)
+
+
+def _checked(metadata: dict[str, str], tensors: dict[str, Tensor], what: str) -> Contents:
     if metadata.get("format") != FORMAT:
         found = repr(metadata["format"]) if "format" in metadata else "none"
-        raise ValueError(f"{path} is no memory file: its format is {found}, not {FORMAT!r}")
+        raise ValueError(f"{what} is no memory file: its format is {found}, not {FORMAT!r}")
     header = {name: text for name, text in metadata.items() if name != "checksum"}
     if metadata.get("checksum") != _checksum(header, tensors):
-        raise ValueError(f"{path} was altered or damaged: its checksum does not fit its contents")
-    return Contents({name: json.loads(header[name]) for name in HEADER}, tensors)
+        raise ValueError(f"{what} was altered or damaged: its checksum does not fit its contents")
+    return Contents(parsed(header, what), tensors)
+
+
+def parsed(header: dict[str, str], what: str) -> dict[str, Any]:
+    """The entries of a header as the data they stand for."""
+    try:
+        plain = {name: json.loads(header[name]) for name in HEADER}
+        return plain | {"note": json.loads(header.get("note", "{}"))}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no memory file: its header lacks {_brief(error)}") from error
+
+
+def _brief(error: Exception) -> str:
+    return str(error)[:200]
 
 
 def require_writable(path: Path) -> None:
@@ -137,21 +187,31 @@ def require_writable(path: Path) -> None:
 
 def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save_file as serialize
 
     draft = _draft(path)
     try:
         draft.touch()
         mode = draft.stat().st_mode  # safetensors makes files that only their owner may read
-        save_file(tensors, draft, metadata=header)
+        serialize(tensors, draft, metadata=header)
         draft.chmod(mode)
         with draft.open("r+b") as file:
             put_in_order(file)
             os.fsync(file.fileno())
         draft.replace(path)
+        sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
         raise ValueError(f"cannot write to {path}: {_reason(error)}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """A name that was given or taken is so for good only when its folder is on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _draft(path: Path) -> Path:

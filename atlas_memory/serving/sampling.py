@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,13 +16,21 @@ SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy. The others are transformers' and do nothing at their defaults."""
+    """temperature 0 is greedy. The others do nothing at their defaults.
+
+    top_k, top_p, min_p are transformers'. bias: what is added to the logit of a token. presence,
+    frequency: what is taken from it once, and each time, that the token was written, as OpenAI
+    defines it.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    presence: float = 0.0
+    frequency: float = 0.0
 
     def generator(self) -> torch.Generator | None:
         """What a sequence of draws comes from; greedy needs none."""
@@ -33,6 +42,19 @@ class Sampling:
         else:
             generator.manual_seed(self.seed % SEEDS)
         return generator
+
+    @property
+    def shifts(self) -> bool:
+        return bool(self.bias or self.presence or self.frequency)
+
+    def shift(self, logits: Tensor, written: Counter[int]) -> Tensor:
+        """The logits [v] with bias and penalties, `written` being the tokens so far."""
+        shifted = logits.clone()
+        for token, amount in self.bias:
+            shifted[token] += amount
+        for token, times in written.items():
+            shifted[token] -= self.presence + self.frequency * times
+        return shifted
 
     def warp(self, logits: Tensor) -> Tensor:
         """The logits [1, v] that are drawn from, as transformers' generate would make them."""
@@ -51,16 +73,32 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def choose(
-    logits: Tensor,  # [rows, v]
-    samplings: Sequence[Sampling],
-    generators: Sequence[torch.Generator | None],
-) -> list[int]:
-    """The next token of every row; no row's choice depends on another row."""
+@dataclass(eq=False)
+class Sampler:
+    """Chooses the tokens of one text, and knows those that it has chosen."""
+
+    sampling: Sampling
+    generator: torch.Generator | None = field(init=False)
+    written: Counter[int] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = self.sampling.generator()
+
+    def choose(self, scores: Tensor, best: int) -> int:
+        """The next token from logits [v], of which `best` is the most probable one."""
+        chosen = best
+        if self.sampling.shifts:
+            scores = self.sampling.shift(scores, self.written)
+            chosen = int(scores.argmax())
+        if self.generator is not None:
+            probabilities = self.sampling.warp(scores[None]).softmax(dim=-1)
+            chosen = int(torch.multinomial(probabilities[0], 1, generator=self.generator))
+        self.written[chosen] += 1
+        return chosen
+
+
+def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """The next token of every row of logits [rows, v]; no choice depends on another row."""
     scores = logits.float().cpu()  # generate chooses in float32 too
-    chosen: list[int] = scores.argmax(dim=-1).tolist()
-    for row, (sampling, generator) in enumerate(zip(samplings, generators, strict=True)):
-        if generator is not None:
-            probabilities = sampling.warp(scores[row : row + 1]).softmax(dim=-1)
-            chosen[row] = int(torch.multinomial(probabilities[0], 1, generator=generator))
-    return chosen
+    best: list[int] = scores.argmax(dim=-1).tolist()
+    return [s.choose(scores[row], best[row]) for row, s in enumerate(samplers)]

@@ -13,6 +13,7 @@ from served import client
 
 import atlas_memory as am
 from atlas_memory.cli.main import main
+from atlas_memory.cli.serve_config import size
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,50 @@ def test_mistakes_are_one_sentence(run, tmp_path, capsys):
     assert "belongs to another model" in refusal(capsys, run, "--memory", tmp_path / "other.memory")
     am.read(byte_model(), [[1, 2, 3]]).fork(2).save(tmp_path / "two.memory")
     assert "has several rows" in refusal(capsys, run, "--memory", tmp_path / "two.memory")
+
+
+def test_options_from_a_file(run, tmp_path, capsys):
+    """They are the flags by another way: the same checks, and a flag comes first."""
+    config = tmp_path / "serve.toml"
+
+    def refused(text, *flags):
+        config.write_text(text)
+        return refusal(capsys, "--config", config, *flags)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        whole = f"""run = "{run}"
+        port = {port}
+        max-prompt-tokens = 100
+        prefix_cache = "1.5MB"
+        timeout = 2.5
+        """
+        assert f"cannot listen at 127.0.0.1 port {port}" in refused(whole)
+        assert "--prefix-cache '5 apples' is no size" in refused(
+            whole, "--prefix-cache", "5 apples"
+        )
+    assert "unknown option 'prot'; did you mean 'port'" in refused("prot = 1")
+    assert "give a text or a number" in refused("[port]\nx = 1")
+    assert "is no TOML file" in refused("port = ")
+    assert "no RUN to serve" in refused("port = 0")
+    assert "Invalid value for" in refused(f'run = "{run}"\nrows = 0')
+    assert "cannot read" in refusal(capsys, run, "--config", tmp_path / "nothing.toml")
+    memories = f'run = "{run}"\nmemory = "{tmp_path}/nothing.memory"'
+    assert "nothing.memory" in refused(memories)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0", 0), ("512MB", 2**29), ("1.5 gb", 3 * 2**29), ("7", 7), ("2K", None), ("-1MB", None)],
+)
+def test_sizes(text, found):
+    if found is None:
+        with pytest.raises(ValueError, match="is no size; give a number with B, KB, MB"):
+            size("--x", text)
+    else:
+        assert size("--x", text) == found
 
 
 def test_a_process_that_finishes_what_runs_when_it_is_told_to_end(run):

@@ -1,50 +1,19 @@
 """Many requests at once: every answer is the one that the request would have got alone."""
 
 import queue
-import threading
 
 import pytest
 import torch
+from asked import Answer, alone, ask
 from models import shared
 from saved import byte_model, greedy
 
 import atlas_memory as am
 from atlas_memory.serving.engine import Capacity, Engine
-from atlas_memory.serving.jobs import Completion, Failed, Finished, Reading, Token
+from atlas_memory.serving.jobs import Completion, Failed, Finished, Reading
 from atlas_memory.serving.sampling import Sampling
 
 BLOCK = Capacity(rows=5, block=16)
-
-
-class Answer:
-    """Collects what is told about one job."""
-
-    def __init__(self):
-        self.tokens, self.end, self._done = [], None, threading.Event()
-
-    def __call__(self, event):
-        if isinstance(event, Token):
-            self.tokens.append(event.id)
-        else:
-            self.end = event
-            self._done.set()
-
-    def wait(self):
-        assert self._done.wait(60)
-        return self
-
-
-def ask(engine, prompt, tokens=12, **options):
-    answer = Answer()
-    engine.submit(Completion(torch.tensor(prompt, dtype=torch.long), tokens, **options), answer)
-    return answer
-
-
-def alone(model, prompt, tokens=12):
-    ids = torch.tensor([prompt])
-    settings = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-    return out[0, len(prompt) :].tolist()
 
 
 def prompts(vocabulary, lengths):

@@ -155,12 +155,12 @@ def test_models_and_status(api):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+        ({"max_tokens": -1}, "max_tokens: Input should be greater than or equal to 0"),
         ({"max_tokens": 10**9}, "max_tokens=1000000000: at most 100 tokens"),
         ({"temperature": 3}, "temperature: Input should be less than or equal to 2"),
         ({"n": 33}, "more than 32 answers"),
         ({"extra_body": {"best_off": 1}}, "best_off: Extra inputs are not permitted"),
-        ({"echo": True}, "echo is not supported by this server"),
+        ({"suffix": "x"}, "suffix is not supported by this server"),
         ({"prompt": "x" * 201}, "the prompt has 201 tokens, more than 200"),
         ({"prompt": [1, 256]}, "a token id is not in the vocabulary of 256"),
         ({"prompt": [-1]}, "a token id is not in the vocabulary of 256"),

@@ -17,7 +17,8 @@ from atlas_memory.serving.server.limits import Limits
 
 LIMITS = Limits(body=20_000, body_seconds=1.0, prompt_tokens=1_000, new_tokens=500, memories=3)
 COMPLETE, CHAT, READ = "/v1/completions", "/v1/chat/completions", "/v1/memories"
-NUMBERS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+NUMBERS = (*PENALTIES, "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed")
 NO_NUMBERS = ('"1"', "[]", "{}", "NaN", "-Infinity", "1e999", "9" * 400, "true", "-" + "9" * 30)
 WRONG = {
     COMPLETE: {
@@ -37,7 +38,19 @@ WRONG = {
         "memory": ("1", "[]", "{}", '"unknown"', '"../../etc/passwd"', '""', '"\\u0000"'),
         "model": ("1", "[]", '"other"', '"../small"'),
         "user": ("1", "[]"),
-        "logit_bias": ('{"1": 100}', "7"),
+        "logit_bias": (
+            '{"1": 101}',
+            '{"-1": 1}',
+            '{"999": 1}',
+            '{"a": 1}',
+            '{"1": "1"}',
+            "7",
+            "[]",
+        ),
+        "logprobs": ("6", "-1", "true", '"1"', "1.5"),
+        "echo": ("1", '"yes"'),
+        "best_of": ("0", "33", "-1", "1e3"),
+        "suffix": ('"x"',),
         "unknown": ("1", "null"),
         "__proto__": ("{}",),
         "\\ud800": ("1",),
@@ -56,6 +69,8 @@ WRONG = {
             '[{"role": "user", "content": "\\ud800"}]',
             '[{"role": "user", "content": "x", "more": 1}]',
         ),
+        "top_logprobs": ("1", "21", "-1", "true"),
+        "logprobs": ("1", '"yes"'),
         "max_completion_tokens": ("0", '"x"', "1e9", "501"),
         "tools": ('[{"type": "function"}]',),
     },
@@ -227,7 +242,15 @@ def malformed():
         yield f"DELETE {name[:30]}", request("DELETE", f"{READ}/{name}")
         yield f"file {name[:30]}", request("GET", f"{READ}/{name}/file")
         yield f"fork {name[:30]}", request("POST", f"{READ}/{name}/fork", b"{}")
-    for path in ("/etc/passwd", "/../x", "//", "/page.js/../../app.py", "/static", "/docs", "/%00"):
+    for path in (
+        "/etc/passwd",
+        "/../x",
+        "//",
+        "/page.js/../../app.py",
+        "/static",
+        "/docs/x",
+        "/%00",
+    ):
         yield f"GET {path}", request("GET", path)
     for method in ("PUT", "PATCH", "TRACE", "CONNECT", "BREW"):
         yield method, request(method, COMPLETE)

@@ -8,8 +8,8 @@ from saved import greedy
 from served import client, serving, small
 
 import atlas_memory as am
-from atlas_memory.serving.server.app import PAGE
 from atlas_memory.serving.server.guard import Access
+from atlas_memory.serving.server.pages import PAGE
 
 pytestmark = needs_chromium
 TEXT = "The tide came in. The tide went out. " * 6

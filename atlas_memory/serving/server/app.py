@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from atlas_memory.serving.engine import Capacity, Engine
 from atlas_memory.serving.loading import Loaded
-from atlas_memory.serving.memory_file import MemoryFile, to_bytes
-from atlas_memory.serving.server import completions, errors
+from atlas_memory.serving.memory_file import MemoryFile
+from atlas_memory.serving.server import completions, errors, memory_routes, operations, pages
 from atlas_memory.serving.server.guard import Access, Guard
+from atlas_memory.serving.server.kept import Kept
 from atlas_memory.serving.server.limits import Limits
-from atlas_memory.serving.server.memories import Kept, Memories
-from atlas_memory.serving.server.protocol import ForkRequest, MemoryRequest
+from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.service import Service
+from atlas_memory.serving.server.store import Store
 
-PAGE = Path(__file__).parent / "page"
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
+STATUSES = (400, 401, 403, 404, 408, 413, 503)
 router = APIRouter()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """name: of the model. memories: kept from the start."""
+    """name: of the model. memories: kept from the start. store: where those to come are kept."""
 
     name: str
     access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
     capacity: Capacity = field(default_factory=Capacity)
     memories: tuple[MemoryFile, ...] = ()
+    store: Store | None = None
 
 
 def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
@@ -53,36 +46,42 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         engine = Engine(loaded.model, settings.capacity, loop.call_soon_threadsafe)
-        memories = Memories(settings.limits.memories)
+        memories = Memories(settings.limits, settings.store)
         for file in settings.memories:
-            memories.add(Kept(file.memory, ", ".join(file.sources)))
+            memories.hold(Kept(file.memory, ", ".join(file.sources)))
         app.state.service = Service(settings.name, loaded, engine, memories, settings.limits)
         try:
             yield
         finally:
             await asyncio.to_thread(engine.stop)
+            if settings.store is not None:
+                settings.store.close()
 
-    app = FastAPI(title="atlas serve", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="atlas serve",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"description": "an error"} for status in STATUSES},
+    )
+    requests: Counter[tuple[str, str, int]] = Counter()
+    app.state.requests = requests
     errors.install(app)
-    app.include_router(completions.router)
+    for part in (completions, memory_routes, operations, pages):
+        app.include_router(part.router)
     app.include_router(router)
-    return Guard(app, settings.access, settings.limits)
-
-
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return Guard(app, settings.access, settings.limits, requests)
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(_service(request))]}
+    return {"object": "list", "data": [_model(Service.of(request))]}
 
 
 @router.get("/v1/models/{name}")
 async def model(name: str, request: Request) -> dict[str, Any]:
-    _service(request).require_model(name)
-    return _model(_service(request))
+    Service.of(request).require_model(name)
+    return _model(Service.of(request))
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -91,76 +90,5 @@ def _model(service: Service) -> dict[str, Any]:
 
 @router.get("/v1/status")
 async def status(request: Request) -> dict[str, Any]:
-    service = _service(request)
+    service = Service.of(request)
     return {"object": "status", **service.engine.load, "memories": len(service.memories)}
-
-
-@router.get("/v1/memories")
-async def list_memories(request: Request) -> dict[str, Any]:
-    kept = [kept.described() for kept in _service(request).memories]
-    return {"object": "list", "data": kept}
-
-
-@router.post("/v1/memories")
-async def read_memory(asked: MemoryRequest, request: Request) -> dict[str, Any]:
-    service = _service(request)
-    parent = None if asked.memory is None else service.memories.find(asked.memory)
-    return (await service.read(asked.text, asked.name, parent)).described()
-
-
-@router.get("/v1/memories/{name}")
-async def describe_memory(name: str, request: Request) -> dict[str, Any]:
-    return _service(request).memories.find(name).described()
-
-
-@router.get("/v1/memories/{name}/surprise")
-async def surprise(name: str, request: Request) -> dict[str, Any]:
-    service = _service(request)
-    kept = service.memories.find(name)
-    pieces = await asyncio.to_thread(kept.pieces, service.loaded.tokenizer)
-    return {"object": "surprise", "id": kept.id, "tokens": len(kept.tokens), "pieces": pieces}
-
-
-@router.post("/v1/memories/{name}/fork")
-async def fork_memory(name: str, asked: ForkRequest, request: Request) -> dict[str, Any]:
-    service = _service(request)
-    parent = service.memories.find(name)
-    if not asked.text:
-        return service.fork(parent, asked.name).described()
-    named = parent.name if asked.name is None else asked.name
-    return (await service.read(asked.text, named, parent)).described()
-
-
-@router.get("/v1/memories/{name}/file")
-async def download_memory(name: str, request: Request) -> Response:
-    kept = _service(request).memories.find(name)
-    content = await asyncio.to_thread(to_bytes, kept.memory)
-    headers = {"content-disposition": f'attachment; filename="{kept.id}.memory"'}
-    return Response(content, media_type="application/octet-stream", headers=headers)
-
-
-@router.delete("/v1/memories/{name}")
-async def delete_memory(name: str, request: Request) -> dict[str, Any]:
-    _service(request).memories.delete(name)
-    return {"id": name, "object": "memory.deleted", "deleted": True}
-
-
-@router.get("/")
-async def page() -> Response:
-    return _file("index.html", "text/html")
-
-
-@router.get("/page.js")
-async def script() -> Response:
-    return _file("page.js", "text/javascript")
-
-
-@router.get("/page.css")
-async def style() -> Response:
-    return _file("page.css", "text/css")
-
-
-def _file(name: str, kind: str) -> Response:
-    return Response(
-        (PAGE / name).read_bytes(), media_type=f"{kind}; charset=utf-8", headers=HEADERS
-    )

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from atlas_memory.serving.jobs import Completion
+from atlas_memory.serving.scores import Score
 from atlas_memory.serving.server.errors import ApiError, json_response
+from atlas_memory.serving.server.logprobs import of_chat, of_completion
 from atlas_memory.serving.server.protocol import Asked, ChatRequest, CompletionRequest
 from atlas_memory.serving.server.service import Piece, Service
+from atlas_memory.serving.server.token_texts import Offsets
 
 router = APIRouter()
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256  # of a request that does not say how many
@@ -46,50 +49,87 @@ class Answered:
             "model": self.service.name,
         }
 
-    def choice(self, piece: Piece, chunk: bool) -> dict[str, Any]:
+    def choice(self, piece: Piece, offsets: Offsets, chunk: bool) -> dict[str, Any]:
         said: dict[str, Any] = {"text": piece.text}
         if self.chat:
             key = "delta" if chunk else "message"
             said = {key: {"role": "assistant", "content": piece.text}}
-        return {"index": piece.index, **said, "finish_reason": piece.reason, "logprobs": None}
+        scored = self._logprobs(piece.scores, offsets)
+        return {"index": piece.index, **said, "finish_reason": piece.reason, "logprobs": scored}
 
-    def usage(self, written: int) -> dict[str, int]:
-        copies = self.asked.n or 1
-        read = sum(len(job.prompt) for job in self.jobs[::copies])
+    def _logprobs(self, scores: Sequence[Score], offsets: Offsets) -> dict[str, Any] | None:
+        if self.asked.top is None:
+            return None
+        texts = self.service.token_texts
+        return of_chat(scores, texts) if self.chat else of_completion(scores, texts, offsets)
+
+    def offsets(self) -> list[Offsets]:
+        return [Offsets(self.service.token_texts) for _ in self.jobs]
+
+    def usage(self, written: int, reused: Sequence[int]) -> dict[str, Any]:
+        read = sum(len(job.prompt) for job in self.jobs[:: self.asked.tries])
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
+            "prompt_tokens_details": {"cached_tokens": sum(reused[:: self.asked.tries])},
         }
 
+    def pieces(self) -> AsyncGenerator[Piece, None]:
+        return self.service.answers(self.jobs, self.stops, self.asked.echoes)
+
     async def whole(self) -> Response:
-        texts, reasons = [""] * len(self.jobs), [""] * len(self.jobs)
-        written = 0
-        async with aclosing(self.service.answers(self.jobs, self.stops)) as pieces:
+        ends = [Piece(index, "") for index in range(len(self.jobs))]
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
-                texts[piece.index] += piece.text
-                written += piece.tokens
-                reasons[piece.index] = piece.reason or ""
-        ended = [Piece(i, text, reasons[i]) for i, text in enumerate(texts)]
-        choices = [self.choice(piece, chunk=False) for piece in ended]
-        body = {**self.head(chunk=False), "choices": choices, "usage": self.usage(written)}
-        return json_response(body)
+                ends[piece.index] = _joined(ends[piece.index], piece)
+        given = self._best(ends)
+        choices = [
+            self.choice(replace(piece, index=index), offsets, chunk=False)
+            for index, (piece, offsets) in enumerate(zip(given, self.offsets(), strict=False))
+        ]
+        written, reused = sum(p.tokens for p in ends), [p.reused for p in ends]
+        usage = self.usage(written, reused)
+        return json_response({**self.head(chunk=False), "choices": choices, "usage": usage})
+
+    def _best(self, ends: Sequence[Piece]) -> list[Piece]:
+        """Of the tries at each prompt the `n` whose tokens are the most probable on average."""
+        tries, given = self.asked.tries, self.asked.n or 1
+        if tries == given:
+            return list(ends)
+        groups = [ends[i : i + tries] for i in range(0, len(ends), tries)]
+        ranked = (sorted(group, key=_mean_logprob, reverse=True) for group in groups)
+        return [piece for group in ranked for piece in group[:given]]
 
     async def events(self) -> AsyncGenerator[str, None]:
         """Chunks as they come. What fails on the way is told as the last event."""
         head, written = self.head(chunk=True), 0
+        offsets, reused = self.offsets(), [0] * len(self.jobs)
         try:
-            async with aclosing(self.service.answers(self.jobs, self.stops)) as pieces:
+            async with aclosing(self.pieces()) as pieces:
                 async for piece in pieces:
                     written += piece.tokens
-                    if piece.text or piece.reason is not None:
-                        yield _event({**head, "choices": [self.choice(piece, chunk=True)]})
+                    reused[piece.index] = piece.reused
+                    if piece.text or piece.scores or piece.reason is not None:
+                        choice = self.choice(piece, offsets[piece.index], chunk=True)
+                        yield _event({**head, "choices": [choice]})
         except ApiError as error:
             yield _event(error.body())
             return
         if self.asked.with_usage:
-            yield _event({**head, "choices": [], "usage": self.usage(written)})
+            yield _event({**head, "choices": [], "usage": self.usage(written, reused)})
         yield "data: [DONE]\n\n"
+
+
+def _joined(one: Piece, two: Piece) -> Piece:
+    text, tokens = one.text + two.text, one.tokens + two.tokens
+    return Piece(one.index, text, two.reason, tokens, one.scores + two.scores, two.reused)
+
+
+def _mean_logprob(piece: Piece) -> float:
+    """Of what was written; the scores of an echoed prompt are the same for all."""
+    written = [score.logprob or 0.0 for score in piece.scores[-piece.tokens or len(piece.scores) :]]
+    return sum(written) / max(1, len(written))
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -132,21 +172,22 @@ async def _disconnected(request: Request) -> None:
 
 @router.post("/v1/completions")
 async def completions(asked: CompletionRequest, request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = Service.of(request)
     service.require_model(asked.model)
     prompts = [
         await service.encode(p) if isinstance(p, str) else torch.tensor(p, dtype=torch.long)
         for p in asked.prompts or [""]
     ]
-    jobs = service.jobs(asked, prompts, COMPLETION_TOKENS)
+    jobs = await service.jobs(asked, prompts, COMPLETION_TOKENS)
     return await _respond(request, Answered(service, asked, jobs, asked.stops, chat=False))
 
 
 @router.post("/v1/chat/completions")
 async def chat(asked: ChatRequest, request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = Service.of(request)
     service.require_model(asked.model)
-    asked = asked.model_copy(update={"max_tokens": asked.max_completion_tokens or asked.max_tokens})
+    if asked.max_completion_tokens is not None:
+        asked = asked.model_copy(update={"max_tokens": asked.max_completion_tokens})
     prompt, stops = await service.chat_prompt(asked.messages)
-    jobs = service.jobs(asked, [prompt], CHAT_TOKENS)
+    jobs = await service.jobs(asked, [prompt], CHAT_TOKENS)
     return await _respond(request, Answered(service, asked, jobs, asked.stops + stops, chat=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -15,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atlas_memory.serving.server.errors import ApiError
 from atlas_memory.serving.server.limits import Limits
 
-OPEN = frozenset({"/", "/page.css", "/page.js"})  # the page itself, which is the same everywhere
+# The pages, which are the same everywhere, and whether the server lives.
+OPEN = frozenset({"/", "/page.css", "/page.js", "/docs", "/health"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -52,16 +54,26 @@ def _name(host: str) -> str | None:
 
 
 class Guard:
-    """ASGI: checks access, then reads the body within its limits, then lets the app answer."""
+    """ASGI: checks access, then reads the body within its limits, then lets the app answer.
 
-    def __init__(self, app: ASGIApp, access: Access, limits: Limits) -> None:
-        self.app, self.access, self.limits = app, access, limits
+    requests: counts what was answered, by method, route and status.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        requests: Counter[tuple[str, str, int]],
+    ) -> None:
+        self.app, self.access, self.limits, self.requests = app, access, limits, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None
+        send = self._counted(scope, send)
         try:
             self.access.check(scope)
             body = await self._body(scope, receive)
@@ -70,19 +82,33 @@ class Guard:
         if body is not None:
             await self.app(scope, _replayed(body, receive), send)
 
+    def _counted(self, scope: Scope, send: Send) -> Send:
+        """By the route's own path: what a client asks for could be anything."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if path != "none" else "any"
+                self.requests[method, path, message["status"]] += 1
+            await send(message)
+
+        return counted
+
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """All of the body; None where the client went away."""
+        uploads = _uploads(scope)
+        most = self.limits.upload if uploads else self.limits.body
         told = dict(scope["headers"]).get(b"content-length", b"0")
-        if not told.isdigit() or int(told[:20]) > self.limits.body:
-            raise self._too_large()
+        if not told.isdigit() or int(told[:20]) > most:
+            raise _too_large(most)
+        seconds = self.limits.seconds if uploads else self.limits.body_seconds
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
-                return await self._read(receive)
+            async with asyncio.timeout(seconds):
+                return await self._read(receive, most)
         except TimeoutError as error:
-            seconds = f"{self.limits.body_seconds:g}"
-            raise ApiError(408, f"the body did not arrive within {seconds} seconds") from error
+            raise ApiError(408, f"the body did not arrive within {seconds:g} seconds") from error
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, most: int) -> bytes | None:
         parts, size = [], 0
         while True:
             message = await receive()
@@ -90,13 +116,20 @@ class Guard:
                 return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self.limits.body:
-                raise self._too_large()
+            if size > most:
+                raise _too_large(most)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self.limits.body} bytes")
+
+def _uploads(scope: Scope) -> bool:
+    """Whether a request brings a memory file, which may be larger than any other."""
+    kind = dict(scope["headers"]).get(b"content-type", b"")
+    return scope["path"] == "/v1/memories" and kind.lower().startswith(b"multipart/form-data")
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most} bytes")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -23,18 +23,16 @@ Stop = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_whole
 Id = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # Fields of OpenAI's API that this server knows with one meaning only: that nothing is asked.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "suffix": (None, ""),
     "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
     "response_format": (None, {"type": "text"}),
     "store": (None, False),
 }
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class Strict(BaseModel):
@@ -63,12 +61,15 @@ class Asked(Strict):
 
     model: Name | None = None
     memory: Name | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1_000)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
@@ -92,7 +93,24 @@ class Asked(Strict):
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
             seed=None if self.seed is None else self.seed + choice,
+            bias=tuple((int(token), by) for token, by in (self.logit_bias or {}).items()),
+            presence=self.presence_penalty or 0.0,
+            frequency=self.frequency_penalty or 0.0,
         )
+
+    @property
+    def top(self) -> int | None:
+        """How many of the most probable tokens are told with each; None: no scores are."""
+        return None
+
+    @property
+    def tries(self) -> int:
+        """Answers that are made for each prompt, of which the best `n` are given."""
+        return self.n or 1
+
+    @property
+    def echoes(self) -> bool:
+        return False
 
 
 def _drawn(temperature: float) -> float:
@@ -102,6 +120,29 @@ def _drawn(temperature: float) -> float:
 
 class CompletionRequest(Asked):
     prompt: Text | list[Text] | list[Id] | list[list[Id]] = ""
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.tries < (self.n or 1):
+            raise ValueError(f"best_of={self.best_of} is less than n={self.n}")
+        if self.stream and self.tries > (self.n or 1):
+            raise ValueError("best_of: the best answer is known at the end, so leave out stream")
+        return self
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def tries(self) -> int:
+        return self.best_of or self.n or 1
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -130,6 +171,18 @@ class Message(Strict):
 class ChatRequest(Asked):
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: set logprobs to true as well")
+        return self
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 class MemoryRequest(Strict):
@@ -145,3 +198,14 @@ class ForkRequest(Strict):
 
     text: Text = ""
     name: Name | None = None
+
+
+class Upload(Strict):
+    """name: of a memory that comes as a file; None: what its file says."""
+
+    name: Name | None = None
+
+
+class TokenizeRequest(Strict):
+    text: Text
+    model: Name | None = None

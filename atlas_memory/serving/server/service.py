@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from starlette.requests import Request
 from torch import Tensor
 
 from atlas_memory.serving.engine import Engine
-from atlas_memory.serving.jobs import Completion, Event, Failed, Finished, Job, Reading, Token
+from atlas_memory.serving.jobs import (
+    Completion,
+    Event,
+    Failed,
+    Finished,
+    Job,
+    Prompt,
+    Reading,
+    Ticket,
+    Token,
+)
 from atlas_memory.serving.loading import Loaded
+from atlas_memory.serving.memory_check import MemoryCheck
+from atlas_memory.serving.memory_file import inspect_bytes, restore
+from atlas_memory.serving.scores import Score
 from atlas_memory.serving.server.answers import Answer
 from atlas_memory.serving.server.errors import ApiError
+from atlas_memory.serving.server.kept import Entry, Kept
 from atlas_memory.serving.server.limits import Limits
-from atlas_memory.serving.server.memories import Kept, Memories
+from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.protocol import Asked, Message
+from atlas_memory.serving.server.token_texts import TokenTexts
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
@@ -32,12 +48,17 @@ REASONS = {"stop": "stop", "length": "length", "time": "length"}
 
 @dataclass(frozen=True)
 class Piece:
-    """More text of answer `index`, of so many tokens, and why it ended once it has."""
+    """More text of answer `index`, of so many tokens, and why it ended once it has.
+
+    scores: of tokens that were asked to be scored. reused: tokens of the prompt known before.
+    """
 
     index: int
     text: str
     reason: str | None = None
     tokens: int = 0
+    scores: tuple[Score, ...] = ()
+    reused: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,20 @@ class Service:
     engine: Engine
     memories: Memories
     limits: Limits
+
+    @staticmethod
+    def of(request: Request) -> Service:
+        service: Service = request.app.state.service
+        return service
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self.loaded.tokenizer)
+
+    @cached_property
+    def check(self) -> MemoryCheck:
+        """Made when the first file is sent: it reads a few tokens."""
+        return MemoryCheck(self.loaded.model)
 
     def require_model(self, name: str | None) -> None:
         if name not in (None, self.name):
@@ -78,31 +113,37 @@ class Service:
             raise ApiError(400, f"the chat template refuses it: {error}", "messages") from error
         return await self.encode(text), stops
 
-    def jobs(self, asked: Asked, prompts: Sequence[Tensor], tokens: int) -> list[Completion]:
+    async def jobs(self, asked: Asked, prompts: Sequence[Tensor], tokens: int) -> list[Completion]:
         """One for every choice of every prompt; `tokens` if the request does not say how many."""
-        copies = asked.n or 1
-        if len(prompts) * copies > self.limits.choices:
+        if len(prompts) * asked.tries > self.limits.choices:
             raise ApiError(400, f"more than {self.limits.choices} answers asked for", "n")
-        memory = self.memories.find(asked.memory).memory if asked.memory is not None else None
-        most = asked.max_tokens or tokens
+        self._require_ids("logit_bias", [int(token) for token in asked.logit_bias or {}])
+        memory = None
+        if asked.memory is not None:
+            memory = (await self.memories.load(asked.memory)).memory
+        most = tokens if asked.max_tokens is None else asked.max_tokens
         if most > self.limits.new_tokens:
             limit = self.limits.new_tokens
             raise ApiError(400, f"max_tokens={most}: at most {limit} tokens", "max_tokens")
-        ends = _ends(self.loaded)
-        return [
-            Completion(self._begun(prompt, memory is None), most, memory, asked.sampling(i), ends)
-            for prompt in prompts
-            for i in range(copies)
-        ]
+        ranked = 0 if asked.tries > (asked.n or 1) else None
+        made = partial(
+            Completion,
+            max_new_tokens=most,
+            memory=memory,
+            ends=_ends(self.loaded),
+            top=ranked if asked.top is None else asked.top,
+            scores_prompt=asked.echoes and asked.top is not None,
+            begin=asked.memory or "",
+        )
+        begun = [self._begun(prompt, memory is None) for prompt in prompts]
+        return [made(p, sampling=asked.sampling(i)) for p in begun for i in range(asked.tries)]
 
     def _begun(self, prompt: Tensor, first: bool) -> Tensor:
         """A prompt that the model can read; a text that begins with nothing begins as texts do."""
         if len(prompt) > self.limits.prompt_tokens:
             limit = self.limits.prompt_tokens
             raise ApiError(400, f"the prompt has {len(prompt)} tokens, more than {limit}", "prompt")
-        ids = self.loaded.model.config.vocab_size
-        if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < ids:
-            raise ApiError(400, f"a token id is not in the vocabulary of {ids}", "prompt")
+        self._require_ids("prompt", prompt.aminmax() if len(prompt) else ())
         if first and not len(prompt):
             end = self.loaded.tokenizer.end
             if end is None:
@@ -110,13 +151,23 @@ class Service:
             return torch.tensor([end])
         return prompt
 
+    def _require_ids(self, where: str, ids: Iterable[int | Tensor]) -> None:
+        known = self.loaded.model.config.vocab_size
+        if not all(0 <= int(token) < known for token in ids):
+            raise ApiError(400, f"a token id is not in the vocabulary of {known}", where)
+
     async def answers(
-        self, jobs: Sequence[Completion], stops: tuple[str, ...]
+        self, jobs: Sequence[Completion], stops: tuple[str, ...], echoes: bool = False
     ) -> AsyncGenerator[Piece, None]:
-        """The text of all jobs as it comes, each up to its end; leaving early cancels the rest."""
+        """The text of all jobs as it comes, each up to its end; leaving early cancels the rest.
+
+        echoes: the prompt is the beginning of the text.
+        """
         texts = [Answer(self.loaded.tokenizer, stops) for _ in jobs]
-        left = set(range(len(jobs)))
-        async with aclosing(self._events(jobs)) as events:
+        left, tickets = set(range(len(jobs))), list[Ticket]()
+        for index, job in enumerate(jobs if echoes else ()):
+            yield Piece(index, self.loaded.tokenizer.fast.decode(job.prompt.tolist()))
+        async with aclosing(self._events(jobs, tickets)) as events:
             while left:
                 index, event = await anext(events)
                 if index not in left:
@@ -124,15 +175,17 @@ class Service:
                 piece = _piece(index, texts[index], event)
                 if piece.reason is not None:
                     left.discard(index)
-                yield piece
+                reused = min(tickets[index].reused, len(jobs[index].prompt))
+                yield replace(piece, reused=reused)
 
-    async def _events(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Event], None]:
+    async def _events(
+        self, jobs: Sequence[Job], tickets: list[Ticket]
+    ) -> AsyncGenerator[tuple[int, Event], None]:
         heard: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
 
         def notify(index: int) -> Callable[[Event], None]:
             return lambda event: heard.put_nowait((index, event))
 
-        tickets = []
         try:
             for index, job in enumerate(jobs):
                 tickets.append(self.engine.submit(job, notify(index), self.limits.seconds))
@@ -147,14 +200,14 @@ class Service:
             for ticket in tickets:
                 ticket.cancel()
 
-    async def read(self, text: str, name: str | None, parent: Kept | None) -> Kept:
+    async def read(self, text: str, name: str | None, parent: Kept | None) -> Entry:
         """Read a text as a new memory or behind an old one, which stays, and keep what it made."""
         with self.memories.place():
             tokens = await self.encode(text)
             if not len(tokens):
                 raise ApiError(400, "the text is empty; give at least one character", "text")
             before = None if parent is None else parent.memory
-            made = await self._made(Reading(tokens, before))
+            made = await self._made(Reading(tokens, before, "" if parent is None else parent.id))
             assert made.memory is not None and made.bits is not None
             shown, unpredicted = self.limits.shown, len(tokens) - len(made.bits)
             kept = Kept(
@@ -164,15 +217,32 @@ class Service:
                 tokens=tokens[:shown].clone(),
                 bits=made.bits[: shown - unpredicted].clone(),
             )
-            return self.memories.add(kept)
+            return await self.memories.add(kept)
 
-    def fork(self, parent: Kept, name: str | None) -> Kept:
-        """The same memory under another id; memories are values, so nothing is copied."""
+    async def fork(self, parent: Kept, name: str | None) -> Entry:
+        """The same memory under another id; memories are values, so nothing is copied in RAM."""
         with self.memories.place():
-            return self.memories.add(parent.fork(parent.name if name is None else name))
+            return await self.memories.add(parent.fork(parent.name if name is None else name))
+
+    async def take(self, data: bytes, name: str | None) -> Entry:
+        """Keep a memory file that somebody sends, if it is whole and this model's."""
+        with self.memories.place():
+            try:
+                kept = await asyncio.to_thread(self._taken, data, name)
+            except ValueError as error:
+                raise ApiError(400, str(error), "file") from error
+            return await self.memories.add(kept)
+
+    def _taken(self, data: bytes, name: str | None) -> Kept:
+        what = "the file"
+        contents = inspect_bytes(data, what)
+        self.check.contents(contents, what)
+        file = restore(contents, self.loaded.model, self.engine.fingerprint, what)
+        self.check.trial(file.memory, what)
+        return Kept.uploaded(file, name, self.loaded.model.config.vocab_size, self.limits.shown)
 
     async def _made(self, job: Reading) -> Finished:
-        async with aclosing(self._events([job])) as events:
+        async with aclosing(self._events([job], [])) as events:
             _, event = await anext(events)
         assert isinstance(event, Finished)
         if event.reason == "time":
@@ -181,8 +251,11 @@ class Service:
 
 
 def _piece(index: int, text: Answer, event: Event) -> Piece:
+    if isinstance(event, Prompt):
+        return Piece(index, "", scores=event.scores)
     if isinstance(event, Token):
-        return Piece(index, text.add(event.id), "stop" if text.stopped else None, 1)
+        shown, scores = text.add(event.id), (event.score,) if event.score else ()
+        return Piece(index, shown, "stop" if text.stopped else None, 1, scores)
     assert isinstance(event, Finished)
     if event.reason == "time" and not text.tokens:
         raise ApiError(503, "no token within the time that a request may take; try again later")

@@ -1,0 +1,122 @@
+"""/v1/memories: read, list, fork, download, upload, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+from starlette.responses import Response
+
+from atlas_memory.serving.memory_file import to_bytes
+from atlas_memory.serving.server.errors import ApiError
+from atlas_memory.serving.server.protocol import ForkRequest, MemoryRequest, Upload
+from atlas_memory.serving.server.service import Service
+
+router = APIRouter()
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": MemoryRequest.model_json_schema()},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "name": {"type": "string", "maxLength": 200},
+                    },
+                }
+            },
+        },
+    }
+}
+
+
+@router.get("/v1/memories")
+async def list_memories(request: Request) -> dict[str, Any]:
+    """All memories, without what they know."""
+    return {"object": "list", "data": [entry.described() for entry in Service.of(request).memories]}
+
+
+@router.post("/v1/memories", openapi_extra=BODY)
+async def make_memory(request: Request) -> dict[str, Any]:
+    """A memory from a text, or from a memory file that is sent as multipart/form-data."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        return await _upload(request)
+    service, asked = Service.of(request), _parsed(await request.body())
+    parent = None if asked.memory is None else await service.memories.load(asked.memory)
+    return (await service.read(asked.text, asked.name, parent)).described()
+
+
+def _parsed(body: bytes) -> MemoryRequest:
+    try:
+        return MemoryRequest.model_validate(json.loads(body))
+    except ValidationError as error:
+        found = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
+        raise RequestValidationError(found) from error
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "the body is no JSON object") from error
+
+
+async def _upload(request: Request) -> dict[str, Any]:
+    async with request.form(max_files=1, max_fields=1) as form:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise ApiError(400, "give the memory file as `file`", "file")
+        if other := next((key for key in form if key not in ("file", "name")), None):
+            raise ApiError(400, f"{other[:50]!r}: give `file`, and `name` if you like", "file")
+        try:
+            named = Upload.model_validate({"name": form.get("name")})
+        except ValidationError as error:
+            raise RequestValidationError(
+                [{**error.errors()[0], "loc": ("body", "name")}]
+            ) from error
+        data = await file.read()
+    return (await Service.of(request).take(data, named.name)).described()
+
+
+@router.get("/v1/memories/{name}")
+async def describe_memory(name: str, request: Request) -> dict[str, Any]:
+    return Service.of(request).memories.find(name).described()
+
+
+@router.get("/v1/memories/{name}/surprise")
+async def surprise(name: str, request: Request) -> dict[str, Any]:
+    """Every character or token of the text that the memory has read last, with its bits."""
+    service = Service.of(request)
+    kept = await service.memories.load(name)
+    pieces = await asyncio.to_thread(kept.pieces, service.loaded.tokenizer)
+    return {"object": "surprise", "id": kept.id, "tokens": len(kept.tokens), "pieces": pieces}
+
+
+@router.post("/v1/memories/{name}/fork")
+async def fork_memory(name: str, asked: ForkRequest, request: Request) -> dict[str, Any]:
+    """A new memory that goes on from this one, which stays what it is."""
+    service = Service.of(request)
+    parent = await service.memories.load(name)
+    if not asked.text:
+        return (await service.fork(parent, asked.name)).described()
+    named = parent.name if asked.name is None else asked.name
+    return (await service.read(asked.text, named, parent)).described()
+
+
+@router.get("/v1/memories/{name}/file")
+async def download_memory(name: str, request: Request) -> Response:
+    """The memory as a file, which can be uploaded again."""
+    kept = await Service.of(request).memories.load(name)
+    content = await asyncio.to_thread(to_bytes, kept.file())
+    headers = {"content-disposition": f'attachment; filename="{kept.id}.memory"'}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+@router.delete("/v1/memories/{name}")
+async def delete_memory(name: str, request: Request) -> dict[str, Any]:
+    await Service.of(request).memories.delete(name)
+    return {"id": name, "object": "memory.deleted", "deleted": True}

@@ -1,0 +1,135 @@
+"""A prefix that was read before is not read again, and nothing else is different."""
+
+import random
+
+import pytest
+import torch
+from asked import alone, ask
+from models import shared
+from saved import byte_model, greedy, same
+
+import atlas_memory as am
+from atlas_memory.cache import _tensors
+from atlas_memory.serving.engine import Capacity, Engine
+from atlas_memory.serving.reading import read_blocks
+from atlas_memory.serving.recent import Recent
+from atlas_memory.variants import variants
+
+TEXT = [*b"Call me Ishmael. Some years ago, never mind how long precisely, " * 3]
+
+
+def read_anew(model, ids, block=16):
+    *_, memory = read_blocks(model, [ids], block=block)
+    return memory
+
+
+@pytest.mark.parametrize("variant", ["atlas", "omeganet", "gated_deltanet", "samba", "dot"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_bit_is_that_of_reading_anew(variant, dtype):
+    model = byte_model(variant, dtype)
+    prefixes = am.PrefixCache(model, block=16)
+    for ids in (TEXT[:100], TEXT[:100], TEXT[:70] + [0] * 40, TEXT[:17], TEXT[:33], TEXT[:1]):
+        assert same(prefixes.read(ids), read_anew(model, ids))
+    assert prefixes.reused == 97 + 65 + 17 + 33
+    assert greedy(model, prefixes.read(TEXT[:90])) == greedy(model, am.read(model, [TEXT[:90]]))
+
+
+def test_bytes_stay_below_the_bound():
+    model = byte_model()
+    size = read_anew(model, TEXT[:17]).num_bytes
+    prefixes = am.PrefixCache(model, max_bytes=3 * size + 1, block=16)
+    for start in range(8):
+        assert same(prefixes.read(TEXT[start : start + 90]), read_anew(model, TEXT[start:][:90]))
+        assert prefixes.num_bytes <= 3 * size + 1
+    prefixes.reused = 0
+    prefixes.read(TEXT[7:97])
+    assert prefixes.reused == 81  # the latest ones are still there
+    assert "3 prefixes" in repr(prefixes)
+    none = am.PrefixCache(model, max_bytes=0, block=16)
+    none.read(TEXT)
+    assert (none.num_bytes, none.read(TEXT[:40]).position, none.reused) == (0, 40, 0)
+
+
+def test_kept_states_hold_no_larger_tensors():
+    """A view of a long block would keep all of it alive and not be counted."""
+    prefixes = am.PrefixCache(byte_model("transformer_plus"), block=16)
+    prefixes.read(TEXT)
+    for memory in prefixes._known._values.values():
+        tensors = list(_tensors(memory.cache.states))
+        assert sum(t.untyped_storage().nbytes() for t in tensors) == memory.cache.num_bytes
+
+
+def test_weights_that_have_changed_are_another_model():
+    model = byte_model()
+    prefixes = am.PrefixCache(model, block=16)
+    prefixes.read(TEXT)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(1.1)
+    assert same(prefixes.read(TEXT), read_anew(model, TEXT))
+    assert prefixes.reused == 0
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="block=0: give at least 0 bytes and blocks of 1"):
+        am.PrefixCache(byte_model(), block=0)
+    with pytest.raises(ValueError, match="no token to read"):
+        am.PrefixCache(byte_model()).read([])
+
+
+def test_least_recently_used_goes_first():
+    class Ten:
+        num_bytes = 10
+
+    recent = Recent(30)
+    for key in "abc":
+        recent.put(key, Ten())
+    recent.get("a")
+    recent.put("d", Ten())
+    assert [key for key in "abcd" if recent.get(key)] == ["a", "c", "d"]
+    recent.put("a", Ten())
+    assert (len(recent), recent.num_bytes) == (3, 30)
+
+
+@pytest.mark.parametrize("variant", ["atlas", "omeganet", "samba", "transformer_plus"])
+def test_an_engine_with_prefixes_answers_as_one_without(variant):
+    """Shared and diverging prefixes, a memory, and rows side by side."""
+    model = shared(variant)
+    engine = Engine(model, Capacity(rows=4, block=8, prefix_bytes=3_000_000))
+    draw = random.Random(0)
+    stems = [[draw.randrange(50) for _ in range(40)] for _ in range(3)]
+    memory = am.read(model, [stems[0]])
+    asked = []
+    for _ in range(40):
+        prompt = draw.choice(stems)[: draw.randrange(1, 41)]
+        prompt = prompt + [draw.randrange(50) for _ in range(draw.randrange(4))]
+        given = {"memory": memory, "begin": "m"} if draw.random() < 0.3 else {}
+        asked.append((prompt, given, ask(engine, prompt, 3, **given)))
+    for prompt, given, answer in asked:
+        found = answer.wait().tokens
+        if given:
+            assert found == greedy(model, memory, [prompt], tokens=3)[0]
+        else:
+            assert found == alone(model, prompt, 3)
+        assert engine.prefix_bytes <= 3_000_000
+    engine.stop()
+    assert engine.tally.reused > 100
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_prompts_side_by_side_are_read_as_if_alone(variant):
+    """Ragged blocks of rows at different positions, in one forward pass."""
+    from atlas_memory.serving.jobs import Completion, Ticket
+    from atlas_memory.serving.prefill import Prefill, feed
+
+    model = shared(variant)
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 50, (n,), generator=generator) for n in (3, 30, 12, 21)]
+    prefills = [Prefill(Ticket(Completion(ids, 1), print), 10) for ids in texts]
+    with torch.no_grad():
+        feed(model, prefills)
+        while left := [p for p in prefills if not p.done]:
+            feed(model, left)
+        for ids, prefill in zip(texts, prefills, strict=True):
+            assert prefill.cache.seen == len(ids)
+            expected = model(ids[None]).logits[:, -1]
+            torch.testing.assert_close(prefill.logits, expected, rtol=1e-9, atol=1e-10)
