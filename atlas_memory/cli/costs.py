@@ -41,7 +41,7 @@ class Costs:
 
 def costs(config: AtlasConfig, context: int) -> Costs:
     mixers = config.mixer_of_layer()
-    states = {mixer: _state_bytes(mixer, config.width) for mixer in set(mixers)}
+    states = {mixer: state_bytes(mixer, config.width) for mixer in set(mixers)}
     return Costs(
         parameters=parameters(config),
         state_bytes=sum(states[mixer][0] for mixer in mixers),
@@ -68,7 +68,7 @@ def _count(module: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def _state_bytes(mixer: blocks.Mixer, width: blocks.Width) -> tuple[int, int]:
+def state_bytes(mixer: blocks.Mixer, width: blocks.Width) -> tuple[int, int]:
     """Bytes after the first token of a sequence, and how many each further token adds."""
     module = mixer.build(width)
     token = torch.randn(1, 1, width.dim)

@@ -13,6 +13,7 @@ from atlas_memory.cli import (
     inspect,
     memorize,
     memory,
+    retrofit,
     serve,
     show,
     tokenizer,
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command("list")(list_command.run)
 app.command("show")(show.run)
 app.command("train")(train.run)
+app.command("retrofit")(retrofit.run)
 app.command("data")(data.run)
 app.command("memorize")(memorize.run)
 app.command("memory")(memory.run)
