@@ -31,7 +31,7 @@ def alone(loaded, prompt, tokens=10):
     ids = torch.tensor([[*prompt.encode()]])
     settings = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-    return loaded.tokenizer.fast.decode(out[0, ids.shape[1] :])
+    return loaded.tokenizer.fast.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 def complete(api: OpenAI, prompt, **options):

@@ -43,7 +43,7 @@ def ask(api, memory, prompt="", **options):
 
 def written(loaded, memory, prompt=""):
     tokens = greedy(loaded.model, memory, [[*prompt.encode()]])[0]
-    return loaded.tokenizer.fast.decode(tokens)
+    return loaded.tokenizer.fast.decode(tokens, skip_special_tokens=True)
 
 
 def test_a_text_becomes_a_memory_that_answers(api, loaded, memory):

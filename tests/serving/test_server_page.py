@@ -36,7 +36,7 @@ def read(page, text=TEXT, name="tide"):
 def written(loaded, texts, prompt, tokens):
     memory = am.read(loaded.model, [[*text.encode()] for text in texts])
     found = greedy(loaded.model, memory, [[*prompt.encode()]], tokens=tokens)[0]
-    return loaded.tokenizer.fast.decode(found)
+    return loaded.tokenizer.fast.decode(found, skip_special_tokens=True)
 
 
 def answered(page, pane):
