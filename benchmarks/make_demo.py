@@ -21,7 +21,7 @@ from atlas_memory.experiments.long_context import build
 from atlas_memory.tasks.babilong import vocabulary
 
 PACKAGE = Path(__file__).parents[1] / "atlas_memory" / "demo"
-KEPT = "task corpus megabytes buckets stages rate price seed".split()
+KEPT = ("task", "corpus", "megabytes", "buckets", "stages", "rate", "price", "seed")
 
 
 def cell_of(variant):

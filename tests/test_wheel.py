@@ -26,7 +26,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     there = (ROOT / "atlas_memory").rglob("*")
     own = {str(p.relative_to(ROOT)) for p in there if p.is_file() and p.suffix != ".pyc"}
     assert held == own
-    for name in ("recipes/quickstart.toml", "serving/report.html", "py.typed"):
+    demo = ("demo/models.safetensors", "demo/models.json", "demo/page.html")
+    for name in ("recipes/quickstart.toml", "serving/report.html", "py.typed", *demo):
         assert f"atlas_memory/{name}" in held
     assert {Path(name).suffix for name in held} <= {
         *(".py", ".toml", ".typed"),  # code and recipes

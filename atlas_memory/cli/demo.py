@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atlas_memory.cli.inspect import read_text, require_place
+from atlas_memory.cli.show import readable_size
 
 if TYPE_CHECKING:
     from atlas_memory.demo import Answer, Result
@@ -23,7 +24,7 @@ OUT = "A page to write: what the memory admitted."
 def run(
     words: Annotated[int, typer.Option(help=WORDS)] = 100_000,
     repeat: Annotated[int, typer.Option(help=REPEAT)] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 1,
     text: Annotated[Path | None, typer.Option(help=TEXT)] = None,
     facts: Annotated[str | None, typer.Option(help=FACTS)] = None,
     ask: Annotated[str | None, typer.Option(help=ASK)] = None,
@@ -65,8 +66,8 @@ def told(result: Result) -> str:
             "",
             f"read       {result.words:,} words{shown}, {result.words_per_second:,.0f} a second",
             f"admitted   {result.admitted:,} words{'' if one else ' of the first text'}",
-            f"state      {_size(result.state_bytes)}; the cache of a Transformer of this width "
-            f"would be {_size(result.cache_bytes)}",
+            f"state      {readable_size(result.state_bytes)}; the cache of a Transformer of this "
+            f"width would be {readable_size(result.cache_bytes)}",
         ]
     )
 
@@ -96,12 +97,3 @@ def _row(answer: Answer) -> str:
 
 def _verdict(right: bool) -> str:
     return "right" if right else "wrong"
-
-
-def _size(size: float) -> str:
-    """61739 -> 61.7 KB."""
-    for unit in ("bytes", "KB", "MB"):
-        if size < 1_000:
-            return f"{size:.3g} {unit}"
-        size /= 1_000
-    return f"{size:.3g} GB"

@@ -22,7 +22,7 @@ __all__ = ["Answer", "Fact", "Passage", "Picture", "Result", "page", "run"]
 def run(
     words: int = 100_000,
     repeat: int = 1,
-    seed: int = 0,
+    seed: int = 1,
     text: str | None = None,
     facts: str | None = None,
     ask: str | None = None,
@@ -43,6 +43,6 @@ def run(
 
 def page(result: Result) -> str:
     """A self-contained page: which words the memory admitted around the facts of one problem."""
-    from atlas_memory.demo.page import page
+    from atlas_memory.demo.render import render
 
-    return page(result)
+    return render(result)

@@ -53,5 +53,5 @@ def _of(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 def _model(config: dict[str, Any], weights: dict[str, Tensor]) -> AtlasForCausalLM:
     model = AtlasForCausalLM(AtlasConfig.from_dict(config))
     model.load_state_dict(weights)
-    model.eval()
+    model.train(False)
     return model

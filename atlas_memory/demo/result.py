@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+FIGURES = (
+    *("words", "asked", "right", "window_right"),
+    *("state_bytes", "cache_bytes", "words_per_second", "seconds"),
+    *("parameters", "window", "admitted"),
+)
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -90,7 +96,5 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the picture, for machines."""
-        named = ("words", "asked", "right", "window_right", "state_bytes", "cache_bytes")
-        named += ("words_per_second", "seconds", "parameters", "window", "admitted")
         answers = [asdict(a) | {"right": a.right} for a in self.answers]
-        return {name: getattr(self, name) for name in named} | {"answers": answers}
+        return {name: getattr(self, name) for name in FIGURES} | {"answers": answers}

@@ -49,7 +49,9 @@ def manual() -> list[str]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise ValueError("this Python was installed without its manual; give --text FILE") from error
+        raise ValueError(
+            "this Python was installed without its manual; give --text FILE"
+        ) from error
     return [topics[name] for name in sorted(topics)]
 
 

@@ -12,7 +12,7 @@ from atlas_memory.demo.result import Answer, Passage, Result
 WIDE, HIGH = 1_000, 100  # units of the strip
 
 
-def page(result: Result) -> str:
+def render(result: Result) -> str:
     """Of the first problem; the template's own text is the only markup that is not escaped."""
     first, picture = result.answers[0], result.picture
     template = files("atlas_memory.demo").joinpath("page.html").read_text(encoding="utf-8")
