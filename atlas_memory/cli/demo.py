@@ -24,7 +24,7 @@ OUT = "A page to write: what the memory admitted."
 def run(
     words: Annotated[int, typer.Option(help=WORDS)] = 100_000,
     repeat: Annotated[int, typer.Option(help=REPEAT)] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 2,
     text: Annotated[Path | None, typer.Option(help=TEXT)] = None,
     facts: Annotated[str | None, typer.Option(help=FACTS)] = None,
     ask: Annotated[str | None, typer.Option(help=ASK)] = None,

@@ -22,7 +22,7 @@ __all__ = ["Answer", "Fact", "Passage", "Picture", "Result", "page", "run"]
 def run(
     words: int = 100_000,
     repeat: int = 1,
-    seed: int = 1,
+    seed: int = 2,
     text: str | None = None,
     facts: str | None = None,
     ask: str | None = None,
