@@ -13,7 +13,7 @@ from atlas_memory.cli.show import readable_size
 if TYPE_CHECKING:
     from atlas_memory.demo import Answer, Result
 
-WORDS = "Words of the text, 10,000 to 10,000,000 (fewer work, too)."
+WORDS = "Words of the text, 1,000 to 10,000,000."
 REPEAT = "Problems to draw, each in a text of its own."
 TEXT = "A text file to hide the facts in; without it Python's own manual."
 FACTS = "Your own: 'Mary went to the kitchen. John moved to the garden.'"
