@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.demo import models, text
@@ -30,6 +31,13 @@ def read(
     problems: Sequence[babi.Problem], words: int, seed: int, given: str | None, watch: Watch
 ) -> Result:
     """Everything that `demo.run` tells."""
+    with _one_thread():
+        return _read(problems, words, seed, given, watch)
+
+
+def _read(
+    problems: Sequence[babi.Problem], words: int, seed: int, given: str | None, watch: Watch
+) -> Result:
     both = models.load()
     memory, window = both[models.MEMORY], both[models.WINDOW]
     lexicon = text.Lexicon(_vocabulary(memory))
@@ -135,6 +143,19 @@ class _Reader:
 
 def _nothing(said: str) -> None:
     """`watch` says it."""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products this small gain nothing from a second thread, and where other programs hold the
+    cores, threads that wait for each other make them many times slower.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

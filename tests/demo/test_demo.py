@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
+import torch
 
 from atlas_memory import demo
 from atlas_memory.demo import models, problems, reading, text
@@ -74,7 +75,7 @@ def test_the_last_block_is_all_that_a_window_sees():
 
 
 def test_own_facts_in_an_own_text():
-    heard = []
+    heard, threads = [], torch.get_num_threads()
     book = "It was the best of times, it was the worst of times, and nobody knew why. " * 5
     result = demo.run(
         WORDS,
@@ -89,6 +90,7 @@ def test_own_facts_in_an_own_text():
     assert answer.facts[2].text == "Mary went back to the office."
     assert heard[0] == (0, WORDS)
     assert heard[-1] == (WORDS, WORDS)
+    assert torch.get_num_threads() == threads
 
 
 def test_without_a_question_the_last_who_moved_is_asked_for():
