@@ -18,7 +18,7 @@ from atlas_memory.names import suggest
 from atlas_memory.variants import SIZES, VARIANTS, preset
 
 # What transformers itself writes into a config or passes to one, beside the fields it declares.
-_OF_TRANSFORMERS = {
+OF_TRANSFORMERS = {
     "attn_implementation",
     "auto_map",
     "experts_implementation",
@@ -131,10 +131,11 @@ def _override(plain: dict[str, Any], name: str, value: Any, config: type[AtlasCo
     if head != "memory" or plain["memory"] is None:
         raise ValueError(f"{name}={value!r}: {plain['variant']} has no memory with that field")
     for field, change in ({path: value} if path else value).items():
-        _set(plain["memory"], field.split("."), change)
+        set_field(plain["memory"], field.split("."), change)
 
 
-def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
+def set_field(table: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a field of a memory's plain data, however deep."""
     *way, last = path
     for step in way:
         if not isinstance(table.get(step), dict):
@@ -146,7 +147,7 @@ def _set(table: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _refuse_unknown(given: dict[str, Any], config: type[AtlasConfig]) -> None:
-    known = {field.name for field in fields(config)} | _OF_TRANSFORMERS
+    known = {field.name for field in fields(config)} | OF_TRANSFORMERS
     for name in given:
         if name not in known and not name.startswith("_"):
             own = [field for field in config.__annotations__ if field != "model_type"]
@@ -171,3 +172,6 @@ def _check_shape(config: AtlasConfig) -> None:
 
 
 AutoConfig.register(AtlasConfig.model_type, AtlasConfig, exist_ok=True)
+
+# Whoever knows our models knows the retrofitted ones, which are built on this module.
+import atlas_memory.retrofitting.config  # noqa: E402, F401

@@ -85,18 +85,16 @@ def _is_loaded(tensor: Tensor) -> bool:
     return getattr(tensor, "_is_hf_initialized", False) or not tensor.is_floating_point()
 
 
-class AtlasModel(AtlasPreTrainedModel):
-    """Embedding, blocks and a final norm."""
+class Reader(AtlasPreTrainedModel):
+    """Abstract: tokens through layers whose states an AtlasCache carries.
 
-    def __init__(self, config: AtlasConfig) -> None:
-        super().__init__(config)
-        dim, hidden, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        mixers = [mixer.build(config.width) for mixer in config.mixer_of_layer()]
-        self.embed_tokens = nn.Embedding(config.vocab_size, dim)
-        self.layers = nn.ModuleList(Block(dim, hidden, mixer, eps) for mixer in mixers)
-        self.norm = RMSNorm(dim, eps)
-        self.gradient_checkpointing = False
-        self.post_init()
+    A reader has embeddings, and `_run`, which takes packed rows through its layers.
+    """
+
+    def _run(
+        self, x: Tensor, states: tuple[State, ...], rows: Rows
+    ) -> tuple[tuple[State, ...], list[Tensor]]:
+        raise NotImplementedError
 
     @can_return_tuple
     @untraced_frame
@@ -146,23 +144,6 @@ class AtlasModel(AtlasPreTrainedModel):
         seen = cache.seen + len(piece)
         return last, AtlasCache(states, seen, self.fingerprint, past.after(read))
 
-    @untraced_frame
-    def _run(
-        self, x: Tensor, states: tuple[State, ...], rows: Rows
-    ) -> tuple[tuple[State, ...], list[Tensor]]:
-        """Through all blocks: the new states, every block's input and the normed output."""
-        before: tuple[State | None, ...] = states or (None,) * len(self.layers)
-        after, hidden = [], []
-        for block, state in zip(self.layers, before, strict=True):
-            hidden.append(x)
-            call = partial(block, starts=rows.starts, lengths=rows.lengths)
-            if self.gradient_checkpointing and self.training:
-                x, state = self._gradient_checkpointing_func(call, x, state)
-            else:
-                x, state = call(x, state)
-            after.append(state)
-        return tuple(after), [*hidden, self.norm(x)]
-
     @untraced
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -177,9 +158,9 @@ class AtlasModel(AtlasPreTrainedModel):
         if input_ids.is_floating_point():
             raise ValueError(f"input_ids is {input_ids.dtype}; give whole numbers, torch.long")
         try:
-            embedded: Tensor = self.embed_tokens(input_ids)
+            embedded: Tensor = self.get_input_embeddings()(input_ids)
         except IndexError as error:  # the ids are looked at only where something is wrong
-            raise ValueError(_wrong_id(input_ids, self.embed_tokens.num_embeddings)) from error
+            raise ValueError(_wrong_id(input_ids, self.config.vocab_size)) from error
         return embedded
 
     @property
@@ -206,6 +187,37 @@ class AtlasModel(AtlasPreTrainedModel):
         return cache
 
 
+class AtlasModel(Reader):
+    """Embedding, blocks and a final norm."""
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        dim, hidden, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        mixers = [mixer.build(config.width) for mixer in config.mixer_of_layer()]
+        self.embed_tokens = nn.Embedding(config.vocab_size, dim)
+        self.layers = nn.ModuleList(Block(dim, hidden, mixer, eps) for mixer in mixers)
+        self.norm = RMSNorm(dim, eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @untraced_frame
+    def _run(
+        self, x: Tensor, states: tuple[State, ...], rows: Rows
+    ) -> tuple[tuple[State, ...], list[Tensor]]:
+        """Through all blocks: the new states, every block's input and the normed output."""
+        before: tuple[State | None, ...] = states or (None,) * len(self.layers)
+        after, hidden = [], []
+        for block, state in zip(self.layers, before, strict=True):
+            hidden.append(x)
+            call = partial(block, starts=rows.starts, lengths=rows.lengths)
+            if self.gradient_checkpointing and self.training:
+                x, state = self._gradient_checkpointing_func(call, x, state)
+            else:
+                x, state = call(x, state)
+            after.append(state)
+        return tuple(after), [*hidden, self.norm(x)]
+
+
 def _check_text(name: str, given: Tensor, shape: str) -> None:
     if given.ndim != shape.count(",") + 1:
         raise ValueError(f"{name} has shape {list(given.shape)}; give {shape}")
@@ -219,16 +231,8 @@ def _wrong_id(input_ids: Tensor, vocabulary: int) -> str:
     return f"token id {wrong} is not in the vocabulary; ids go from 0 to {vocabulary - 1}"
 
 
-class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
-    """A language model: AtlasModel and a head over the vocabulary."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: AtlasConfig) -> None:
-        super().__init__(config)
-        self.model = AtlasModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
+    """Abstract: a Reader `model` and a head `lm_head` over the vocabulary."""
 
     @can_return_tuple
     @untraced_frame
@@ -324,6 +328,18 @@ class AtlasForCausalLM(AtlasPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"].activate_past_recording()
 
 
+class AtlasForCausalLM(LanguageModel):
+    """A language model: AtlasModel and a head over the vocabulary."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: AtlasConfig) -> None:
+        super().__init__(config)
+        self.model = AtlasModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
 def next_token_loss(logits: Tensor, labels: Tensor, count: int | Tensor | None) -> Tensor:
     """Cross entropy of every label given the logits before it; -100 is left out.
 
@@ -338,3 +354,6 @@ def next_token_loss(logits: Tensor, labels: Tensor, count: int | Tensor | None) 
 
 AutoModel.register(AtlasConfig, AtlasModel, exist_ok=True)
 AutoModelForCausalLM.register(AtlasConfig, AtlasForCausalLM, exist_ok=True)
+
+# Whoever knows our models knows the retrofitted ones, which are built on this module.
+import atlas_memory.retrofitting.model  # noqa: E402, F401

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.config import AtlasConfig
-from atlas_memory.memory import Huber, MemorySpec
+from atlas_memory.memory import DotProduct, Huber, MemorySpec
 
 
 @pytest.fixture(params=["transformer_plus", "swa", "omeganet", "atlas_mac", "mamba"])
@@ -68,8 +68,11 @@ def test_a_memory_that_is_missing():
 def test_overrides_reach_the_memory():
     config = AtlasConfig.from_variant("atlas", "tiny", **{"memory.optimizer.period": 4})
     assert config.memory_spec.optimizer.period == 4
-    config = AtlasConfig.from_variant("atlas", "tiny", memory={"window": 3, "bias": "huber"})
-    assert (config.memory_spec.window, config.memory_spec.bias) == (3, Huber())
+    config = AtlasConfig.from_variant("atlas", "tiny", memory={"window": 3, "bias": "dot_product"})
+    assert (config.memory_spec.window, config.memory_spec.bias) == (3, DotProduct())
+    letter = {"output": "chunk", "bias": "huber"}
+    config = AtlasConfig.from_variant("atlas", "tiny", memory=letter)
+    assert (config.memory_spec.output, config.memory_spec.bias) == ("chunk", Huber())
     spec = MemorySpec(window=5)
     assert AtlasConfig.from_variant("atlas", "tiny", memory=spec).memory_spec == spec
 

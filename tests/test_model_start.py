@@ -49,13 +49,16 @@ def promised_of_gates(module):
         if name == "gamma":
             close(bias[:, 0], 4.0)
             bias = bias[:, 1:]
-        close(bias, {"eta": 0.0, "alpha": 6.0, "theta": 0.0, "gamma": -4.0}[name])
+        starts = {"eta": 0.0, "alpha": 6.0, "theta": 0.0, "gamma": -4.0, "hidden": -2.0}
+        close(bias, starts[name])
     if isinstance(module.spec.retention, FixedRetention):
         close(module.decay, 1 - 2.0 ** (-5 - torch.arange(module.heads)))
 
 
 def promised_of_memory(module):
-    """The feature map's constants; W_0 is left to `alike`."""
+    """The feature map's constants, an exact output from 0; the other W_0 are left to `alike`."""
+    if module.spec.online:
+        close(module.weights[0], 0.0)
     constants = module.spec.features.constants(module.head_dim)
     if constants is not None:
         close(module.coefficients(), constants)
@@ -221,8 +224,8 @@ def test_context_with_and_without_persistent_tokens(persistent):
 def test_half_precision():
     model = AutoModelForCausalLM.from_config(config("atlas_mac", "tiny"), dtype=torch.bfloat16)
     for mixer in (block.mixer for block in model.model.layers):
-        one = torch.eye(mixer.v_proj.weight.shape[0])
-        close((mixer.o_proj.weight @ mixer.v_proj.weight).float(), one, atol=0.02)
+        one = FOCUS**2 * torch.eye(mixer.q_proj.weight.shape[0])
+        close((mixer.k_proj.weight @ mixer.q_proj.weight.mT).float(), one, atol=0.02)
 
 
 @torch.no_grad()

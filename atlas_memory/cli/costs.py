@@ -17,10 +17,12 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.mamba2 import MAMBA2
 from atlas_memory.layers.projections import GateProjections
 from atlas_memory.layers.shapes_only import ShapesOnly
+from atlas_memory.memory.attentional_bias import DotProduct
 from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.linear import block_size
-from atlas_memory.memory.optimizers import Muon
-from atlas_memory.memory.retention import ChannelRetention
+from atlas_memory.memory.online_chunk import run_length
+from atlas_memory.memory.optimizers import Momentum, Muon
+from atlas_memory.memory.retention import ChannelRetention, NoRetention
 from atlas_memory.memory.spec import MemorySpec
 
 
@@ -39,7 +41,7 @@ class Costs:
 
 def costs(config: AtlasConfig, context: int) -> Costs:
     mixers = config.mixer_of_layer()
-    states = {mixer: _state_bytes(mixer, config.width) for mixer in set(mixers)}
+    states = {mixer: state_bytes(mixer, config.width) for mixer in set(mixers)}
     return Costs(
         parameters=parameters(config),
         state_bytes=sum(states[mixer][0] for mixer in mixers),
@@ -66,7 +68,7 @@ def _count(module: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def _state_bytes(mixer: blocks.Mixer, width: blocks.Width) -> tuple[int, int]:
+def state_bytes(mixer: blocks.Mixer, width: blocks.Width) -> tuple[int, int]:
     """Bytes after the first token of a sequence, and how many each further token adds."""
     module = mixer.build(width)
     token = torch.randn(1, 1, width.dim)
@@ -147,6 +149,8 @@ def _memory(width: blocks.Width, context: int) -> int:
     but the innermost also carry the gradient back. Inside a chunk the query meets its pairs.
     """
     spec, shapes = _shapes(width)
+    if spec.online:
+        return round(width.heads * _exact(spec, shapes))
     block = block_size(spec) if spec.linear else spec.chunk
     pairs = block + spec.window - 1
     again = pairs / block  # pairs of the look-back are evaluated once more in every chunk
@@ -166,6 +170,28 @@ def _memory(width: blocks.Width, context: int) -> int:
         elif isinstance(spec.retention, ChannelRetention):
             total += block * block * into  # a decay per feature for every two tokens of a block
     return round(width.heads * total)
+
+
+def _exact(spec: MemorySpec, shapes: list[tuple[int, int]]) -> float:
+    """One head of a memory whose output matrix is exact.
+
+    Its errors, the way back and the query each meet the pairs of their run, c of them a token; a
+    hidden matrix is applied to the pair at the chunk's start, to the query now and as it was born.
+    """
+    (dv, hidden), c = shapes[0], 1 if isinstance(spec.bias, DotProduct) else spec.window
+    pairs, unknowns = spec.chunk + spec.window - 1, run_length(spec) * c
+    again, momentum = pairs / spec.chunk, isinstance(spec.optimizer, Momentum)
+    total = float(dv * hidden * (2 * c + 2) * (2 if momentum else 1))
+    total += 2 * (dv + hidden) * unknowns + hidden * run_length(spec)
+    for out, into in shapes[1:]:
+        born = 0 if isinstance(spec.retention, NoRetention) else 1
+        total += out * into * (1 + born + 2 * again + (2 if momentum else 0))
+        if isinstance(spec.optimizer, Muon):
+            total += _newton_schulz(out, into, spec.optimizer) / spec.optimizer.period
+            total += 0 if spec.optimizer.period == spec.chunk else out * into * pairs
+        else:
+            total += (out + into) * pairs
+    return total
 
 
 def _newton_schulz(out: int, into: int, muon: Muon) -> int:

@@ -56,6 +56,7 @@ def choices(variant: Variant) -> str:
     if spec is not None:
         inside = (spec.features, spec.architecture, spec.bias, spec.optimizer, spec.retention)
         memory = " ".join(map(_short, inside)) + f" c={spec.window} b={spec.chunk}"
+        memory += " online" if spec.output == "online" else ""
         parts = [memory if part == "Memory" else part for part in parts]
         if memory not in parts:
             parts.append(memory)

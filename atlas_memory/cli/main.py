@@ -14,6 +14,7 @@ from atlas_memory.cli import (
     inspect,
     memorize,
     memory,
+    retrofit,
     serve,
     show,
     tokenizer,
@@ -32,6 +33,7 @@ app.command("list")(list_command.run)
 app.command("show")(show.run)
 app.command("demo")(demo.run)
 app.command("train")(train.run)
+app.command("retrofit")(retrofit.run)
 app.command("data")(data.run)
 app.command("memorize")(memorize.run)
 app.command("memory")(memory.run)

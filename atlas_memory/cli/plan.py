@@ -18,6 +18,8 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     from atlas_memory.training.prepare import micro_batches, require_window
     from atlas_memory.training.processes import processes
 
+    if recipe.retrofit.base is not None:
+        return _retrofit(recipe)
     data, train = recipe.data, recipe.train
     config = recipe.model.config(**({"vocab_size": 256} if data.tokenizer == "bytes" else {}))
     require_window(config, data.length)
@@ -40,6 +42,13 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         "FLOPs per token": flops,
         "FLOPs": f"{flops * tokens:.3g}",
     }
+
+
+def _retrofit(recipe: Recipe) -> dict[str, Any]:
+    from atlas_memory.cli.retrofit_plan import retrofit_plan
+    from atlas_memory.training.retrofit import config_of
+
+    return {"recipe": recipe.name, **retrofit_plan(config_of(recipe), recipe)}
 
 
 def _activations(config: AtlasConfig, tokens: int, recipe: Recipe) -> int:

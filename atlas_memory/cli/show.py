@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from atlas_memory.names import size_names, suggest, variant_names
 
+NAME = "A name from `atlas list`, or the folder of a retrofitted model."
 CHOICE = {"name", "mixer"}  # what names a choice: {"name": "muon", "steps": 5}
 
 
 def run(
-    variant: Annotated[str, typer.Argument(help="A name from `atlas list`.")],
+    variant: Annotated[str, typer.Argument(help=NAME)],
     size: Annotated[str, typer.Option(help="tiny, small, 170m, 340m, 760m or 1.3b.")] = "small",
     vocab_size: Annotated[int | None, typer.Option(help="Default: the size's own.")] = None,
     context: Annotated[int, typer.Option(help="Tokens before the one that FLOPs count.")] = 4096,
@@ -21,14 +23,30 @@ def run(
 ) -> None:
     """Show a model: its row of the paper's Table 1, parameters, state and FLOPs per token.
 
-    Example: atlas show atlas --size 1.3b
+    Examples: atlas show atlas --size 1.3b; atlas show runs/smollm2
     """
-    shown = describe(variant, size, vocab_size, context)
+    retrofitted = Path(variant).is_dir()
+    shown = _run(Path(variant)) if retrofitted else describe(variant, size, vocab_size, context)
     if as_json:
         print(json.dumps(shown))
-        return
+    else:
+        print_flat(shown)
+
+
+def print_flat(shown: dict[str, Any]) -> None:
     for name, value in _flat(shown):
         print(f"{name:24} {value}")
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    """What was added to a pretrained model."""
+    from atlas_memory.cli.retrofit_plan import added
+    from atlas_memory.retrofitting.pretrained import load_config
+    from atlas_memory.training.retrofit import is_retrofitted
+
+    if not is_retrofitted(folder):
+        raise ValueError(f"{folder} holds no retrofitted model; `atlas show VARIANT` shows others")
+    return added(load_config(str(folder)))
 
 
 def describe(variant: str, size: str, vocab_size: int | None, context: int) -> dict[str, Any]:

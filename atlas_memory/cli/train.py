@@ -17,12 +17,14 @@ from atlas_memory.training.recipe import (
     recipe_names,
     require_data,
 )
+from atlas_memory.training.retrofit import further, is_retrofitted
 from atlas_memory.training.run_folder import RunFolder, require_new
 
 if TYPE_CHECKING:
     from atlas_memory.training.run import Result
 
-RECIPE = f"A recipe: {', '.join(recipe_names())}, or a .toml file; with --resume a run folder."
+RECIPE = f"A recipe: {', '.join(recipe_names())}, or a .toml file; a retrofitted model; "
+RECIPE += "with --resume a run folder."
 DATA = "Text files, a folder, a pattern, .jsonl(.gz), .parquet, enwik8, or a data set of the hub."
 SET = "Any field of the recipe, as a.b=c; may be given again."
 # what the options before --output set, in their order
@@ -75,6 +77,8 @@ def run(
 def _recipe(name: str | None, resumed: RunFolder | None) -> Recipe:
     if resumed is not None:
         return resumed.read_recipe()
+    if name is not None and is_retrofitted(Path(name)):
+        return Recipe.from_dict(further(Path(name)))
     return Recipe() if name is None else load_recipe(find_recipe(name))
 
 
@@ -124,7 +128,7 @@ def _results(recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any] 
     prepared = prepare(recipe, say)
     other = comparison(recipe) if recipe.compare else None
     also = prepare(other, say) if other else None
-    say(f"training {recipe.model.variant} ({recipe.model.size}) in {folder.path}")
+    say(f"training {recipe.model.variant} ({recipe.origin}) in {folder.path}")
     results = {recipe.model.variant: train(prepared, folder, say, resume=resume)}
     if also is not None and results[recipe.model.variant].finished:
         name = also.recipe.model.variant

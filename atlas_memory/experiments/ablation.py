@@ -18,7 +18,14 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "+ gated MLP memory": ("atlas_plus", {}),
     "+ attention (MAG)": ("atlas_mag", {}),
     "+ attention (MAL)": ("atlas_mal", {}),
-    "linear memory": ("atlas", {"memory.architecture": {"name": "matrix"}}),
+    # Muon orthogonalizes hidden matrices, and a linear memory has none.
+    "linear memory": (
+        "atlas",
+        {
+            "memory.architecture": {"name": "matrix"},
+            "memory.optimizer": {"name": "gradient_descent"},
+        },
+    ),
     "w/o Muon": ("atlas", {"memory.optimizer": {"name": "gradient_descent"}}),
     "c = 1": ("atlas", {"memory.window": 1}),
     "w/o polynomial mapping": ("atlas", {"memory.features": {"name": "identity"}}),

@@ -83,11 +83,6 @@ def _require_degree(degree: int) -> None:
         raise ValueError(f"degree={degree}: a polynomial feature map needs a degree of at least 1")
 
 
-def _scaled(constants: Tensor, i: int) -> Tensor:
-    """sqrt(a_i), shaped to multiply [..., t, D]."""
-    return constants[..., i].sqrt()[..., None, None]
-
-
 @dataclass(frozen=True)
 class Polynomial:
     """All monomials of degree <= p, weighted so that the kernel is exact.   [Atlas Eq. 4, 5]
@@ -138,7 +133,10 @@ class Elementwise:
 
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         assert constants is not None
-        powers = [x**i * _scaled(constants, i) for i in range(1, self.degree + 1)]
+        scales, power, powers = constants.sqrt()[..., None, None], x, []
+        for i in range(1, self.degree + 1):
+            powers.append(power * scales[..., i, :, :])
+            power = power * x if i < self.degree else power
         return torch.cat(powers, dim=-1)
 
 

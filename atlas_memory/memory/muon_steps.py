@@ -6,7 +6,6 @@ H_t = alpha_t H_{t-1} + (1 - alpha_t) H_0, and + mu_t NS_k(R_t) at tokens that s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -28,28 +27,25 @@ if TYPE_CHECKING:
 FEW = 4
 
 
-def hoist_steps(
-    alpha: Tensor, mu: Tensor, theta: Tensor, gamma: Tensor, at: Sequence[int]
-) -> Tensors:
+def hoist_steps(alpha: Tensor, mu: Tensor, theta: Tensor, gamma: Tensor, at: range) -> Tensors:
     """T, P, A, E, since of a block, [g, m, ..]: see `MuonSteps`; no weight enters them."""
-    index = torch.tensor(list(at), dtype=torch.long, device=alpha.device)
     D, A = decay(alpha), carried(alpha)[..., None]
-    columns = D.index_select(2, index)
-    E = columns * mu.index_select(1, index)[:, None]
-    number = _number(alpha.shape[1], index)
+    columns = D[:, :, at.start :: at.step]
+    E = columns * mu[:, None, at.start :: at.step]
+    number = _number(alpha.shape[1], at, alpha.device)
     since = torch.cat([A, columns], dim=2).gather(2, number.expand(len(alpha), -1)[..., None])
     return carried(theta)[..., None], decay(theta) @ band(gamma), A, E, since
 
 
-def _number(m: int, at: Tensor) -> Tensor:
+def _number(m: int, at: range, device: torch.device) -> Tensor:
     """How many steps each of m tokens has behind it, its own included."""
-    return (at <= torch.arange(m, device=at.device)[:, None]).sum(dim=1)
+    return (torch.arange(m, device=device) - at.start + at.step).clamp(min=0) // at.step
 
 
-def steps_of(optimizer: Muon, streams: Tensors, at: Sequence[int], columns: int) -> MuonSteps:
+def steps_of(optimizer: Muon, streams: Tensors, at: range, columns: int) -> MuonSteps:
     """What `hoist_steps` left in the streams, for a block that may be shorter than the others."""
     T, P, A, E, since = streams
-    return MuonSteps(optimizer, tuple(at), T, P[..., :columns], A, E[..., : len(at)], since)
+    return MuonSteps(optimizer, at, T, P[..., :columns], A, E[..., : len(at)], since)
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class MuonSteps:
     """
 
     optimizer: Muon
-    at: tuple[int, ...]
+    at: range
     T: Tensor
     P: Tensor
     A: Tensor
@@ -76,27 +72,41 @@ class MuonSteps:
     ) -> Moved:
         from atlas_memory.memory.online_chunk import Moved
 
-        stepped = [w[:, None] for w in now.H]
+        stepped, momenta = [w[:, None] for w in now.H], None
         if self.at:
-            made = self._orthogonal(now.R, pairs)
+            momenta = self._at_steps(now.R, pairs)
+            made = orthogonal(self.optimizer, momenta)
             parts = zip(now.H, first, made, strict=True)
             stepped = [torch.cat([w[:, None], self._behind(w, f, n)], 1) for w, f, n in parts]
         maps = [self._map(w, f) for w, f in zip(stepped, first, strict=True)]
         H = tuple(self._end(w, f, count) for w, f in zip(stepped, first, strict=True))
+        if momenta is not None and count is None and self._steps_last:
+            return Moved(maps, H, tuple(r[:, -1] for r in momenta))
         return Moved(maps, H, self._momenta(now.R, pairs, count))
 
-    def _orthogonal(self, R: Tensors, pairs: tuple[tuple[Tensor, Tensor], ...]) -> list[Tensor]:
-        at = list(self.at)
-        T, P = self.T[:, at, None], self.P[:, at]
-        momenta = [T * r[:, None] + accumulate(P, p) for r, p in zip(R, pairs, strict=True)]
-        return orthogonal(self.optimizer, momenta)
+    @property
+    def _steps_last(self) -> bool:
+        return len(self.at) > 0 and self.at[-1] == self.T.shape[1] - 1
+
+    def _steps(self, x: Tensor) -> Tensor:
+        """The rows of x [g, m, ..] at tokens that step."""
+        return x[:, self.at.start :: self.at.step]
+
+    def _at_steps(self, R: Tensors, pairs: tuple[tuple[Tensor, Tensor], ...]) -> list[Tensor]:
+        """R at every step, [g, s, out, in]."""
+        T, P = self._steps(self.T), self._steps(self.P)
+        if len(self.at) == 1:
+            parts = zip(R, pairs, strict=True)
+            return [write_pairs(T * r, x, d, P[:, 0])[:, None] for r, (d, x) in parts]
+        return [T[..., None] * r[:, None] + accumulate(P, p) for r, p in zip(R, pairs, strict=True)]
 
     def _behind(self, H: Tensor, first: Tensor, N: Tensor) -> Tensor:
         """H behind every step, [g, s, out, in]."""
-        at = list(self.at)
-        A, E = self.A[:, at, None], self.E[:, at]
-        moved = torch.bmm(E, N.flatten(2)).unflatten(2, N.shape[2:])
-        return A * H[:, None] + (1 - A) * first[:, None] + moved
+        A, E = self._steps(self.A)[..., None], self._steps(self.E)
+        kept = torch.addcmul(A * H[:, None], 1 - A, first[:, None])
+        if N.shape[1] == 1:
+            return torch.addcmul(kept, E[..., None], N)
+        return kept + torch.bmm(E, N.flatten(2)).unflatten(2, N.shape[2:])
 
     def _map(self, stepped: Tensor, first: Tensor) -> LinearMap:
         lost = 1 - self.since
@@ -111,7 +121,7 @@ class MuonSteps:
         """Every token with the matrix of the last step before it: a few long runs, or one each."""
         m = x.shape[1]
         if len(self.at) > FEW:
-            number = _number(m, torch.tensor(self.at, device=x.device))
+            number = _number(m, self.at, x.device)
             return (stepped.index_select(1, number) @ x[..., None])[..., 0]
         cuts = [0, *self.at, m]
         runs = [x[:, begin:end] for begin, end in pairwise(cuts)]
@@ -121,12 +131,10 @@ class MuonSteps:
     def _end(self, stepped: Tensor, first: Tensor, count: Tensor | None) -> Tensor:
         if count is None:
             since, last = self.since[:, -1:], stepped[:, -1]
-            return torch.addcmul(since * last, 1 - since, first)
-        at = torch.tensor(self.at, dtype=torch.long, device=first.device)
-        place = (count - 1).clamp(min=0)
-        number = (at <= place[:, None]).sum(dim=1)
-        since = self.since[torch.arange(len(place), device=place.device), place, :, None]
-        last = stepped[torch.arange(len(place), device=place.device), number]
+            return last if self._steps_last else torch.addcmul(since * last, 1 - since, first)
+        rows, place = torch.arange(len(count), device=count.device), (count - 1).clamp(min=0)
+        number = _number(self.T.shape[1], self.at, count.device)[place]
+        since, last = self.since[rows, place, :, None], stepped[rows, number]
         return torch.addcmul(since * last, 1 - since, first)
 
     def _momenta(

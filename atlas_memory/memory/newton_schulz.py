@@ -29,10 +29,10 @@ def _polynomial(A: Tensor, steps: int, coefficients: tuple[float, float, float])
     a, b, c = coefficients
     shape, m = A.shape, A.shape[-1]
     A = A.reshape(-1, m, m)
-    eye = torch.eye(m, dtype=A.dtype, device=A.device)
+    scaled = a * torch.eye(m, dtype=A.dtype, device=A.device)
     Q = None
     for step in range(steps):
-        P = torch.baddbmm(A, A, A, beta=b, alpha=c) + a * eye
+        P = torch.baddbmm(A, A, A, beta=b, alpha=c) + scaled
         Q = P if Q is None else torch.bmm(P, Q)
         if step + 1 < steps:
             A = torch.bmm(torch.bmm(P, A), P)

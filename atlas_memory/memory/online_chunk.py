@@ -6,8 +6,9 @@ the hidden matrices, which are summed over pairs as in `chunkwise.py`, or orthog
 steps; and the queries read both. What depends on the gates alone is made before the scan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,6 +26,7 @@ from atlas_memory.memory.chunkwise import (
     in_streams,
     rows_at,
 )
+from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.layout import Blocks, cut_blocks, gather
 from atlas_memory.memory.linear import exact_of, hoist_exact, solve
 from atlas_memory.memory.muon_steps import hoist_steps, steps_of
@@ -38,15 +40,16 @@ from atlas_memory.memory.online import (
     to_state,
     where,
 )
-from atlas_memory.memory.optimizers import Muon
+from atlas_memory.memory.optimizers import Momentum, Muon
 from atlas_memory.memory.pair_sum import read_pairs
 from atlas_memory.memory.retention import NoRetention
-from atlas_memory.memory.scan import Body, Plan, Tensors, kept_blocks, scan
+from atlas_memory.memory.scan import Plan, Tensors, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
 
 UNKNOWNS = 128
+BlockResult = tuple[Tensor, Tensors]
 
 
 def run_length(spec: MemorySpec) -> int:
@@ -138,8 +141,11 @@ def _read(
     run = min(run_length(spec), piece.block)
     exact = hoist_exact(spec, (alpha, eta, theta, gamma), run)
     hidden = _hoist_hidden(spec, piece, (alpha, mu, theta, gamma))
-    streams = (q, k, v, *place, *exact, *hidden)
     back, blocks, rows = spec.window - 1, piece.blocks, len(q)
+    per_row = None if constants is None else _per_row(spec, constants, rows)
+    early = _early(spec, q.shape[-1])
+    asked, seen = (spec.features(x, per_row) for x in (q, k)) if early else (q, k)
+    streams = (asked, seen, error(spec, k, v), *place, *exact, *hidden)
     heads = rows if blocks is None else rows // len(blocks.count)
     plan = Plan(
         block=piece.block,
@@ -152,10 +158,15 @@ def _read(
         count=None if blocks is None else blocks.count.repeat_interleave(heads, 0),
     )
     initial = () if blocks is None else newborn(spec, first).flat()
-    shared = (*first[1:], *(() if constants is None else (_per_row(spec, constants, rows),)))
-    body = online_body(spec, piece.phase, run, now, len(exact))
-    y, after = scan(body, plan, now.flat(), initial, streams, shared)
-    return y, now.like(after)
+    shared = (*first[1:], *(() if per_row is None or early else (per_row,)))
+    body = online_body(replace(spec, features=Identity()) if early else spec, piece.phase, run)
+    y, after = scan(partial(body, like=now), plan, now.flat(), initial, streams, shared)
+    return (y + q if spec.architecture.residual else y), now.like(after)
+
+
+def _early(spec: MemorySpec, dk: int) -> bool:
+    """Whether the features of all tokens are made at once: where they are few enough to keep."""
+    return spec.features.dim(dk) <= 4 * dk
 
 
 def _per_row(spec: MemorySpec, constants: Tensor, rows: int) -> Tensor:
@@ -191,16 +202,17 @@ def _steps(spec: MemorySpec, phase: int | None, m: int) -> range:
 # ---- one block -----------------------------------------------------------------------------------
 
 
-def online_body(spec: MemorySpec, phase: int | None, run: int, like: Learner, exact: int) -> Body:
-    """A chunk, or a part of one that begins at `phase`; the first `exact` gates are of the output
-    matrix, which is solved `run` tokens at a time.
+def online_body(spec: MemorySpec, phase: int | None, run: int) -> Callable[..., BlockResult]:
+    """A chunk, or a part of one that begins at `phase`; the output matrix is solved `run` tokens
+    at a time. Streams: the queries, the keys, what is to be written, and the coefficients.
     """
     deep = spec.architecture
+    exact = 8 if isinstance(spec.optimizer, Momentum) else 4  # streams of `hoist_exact`
 
     def body(
-        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
-    ) -> tuple[Tensor, Tensors]:
-        now, (q, k, v, *gates) = like.like(state), streams
+        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None, like: Learner
+    ) -> BlockResult:
+        now, (q, k, target, *gates) = like.like(state), streams
         first, constants = shared[: len(like.H)], (*shared[len(like.H) :], None)[0]
         opens: Tensor | bool = phase == 0
         H = now.H if opens else now.H_start
@@ -209,7 +221,6 @@ def online_body(spec: MemorySpec, phase: int | None, run: int, like: Learner, ex
             H = where(opens, now.H, now.H_start)
         phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
         h, tape = deep.hidden([plain(w) for w in H], phi_k)
-        target = error(spec, k, v)
         sums, dh = _write_output(spec, now, (h, target), tuple(gates[:exact]), run)
         d = _rank_one(spec, now, (h, target, tape, dh), opens)
         written = phi_k.detach() if spec.stop_gradient else phi_k
@@ -220,8 +231,7 @@ def online_body(spec: MemorySpec, phase: int | None, run: int, like: Learner, ex
         y = _read_output(sums, h_q, run)
         W, S = _end_output(sums, run, count)
         d_end = tuple(_newest(x, spec.window - 1, count) for x in d) if spec.window > 1 else ()
-        after = Learner((W,), S, moved.H, moved.R, H, d_end)
-        return (y + q if deep.residual else y), after.flat()
+        return y, Learner((W,), S, moved.H, moved.R, H, d_end).flat()
 
     return body
 

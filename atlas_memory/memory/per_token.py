@@ -112,7 +112,7 @@ def _hoisted_muon(spec: MemorySpec, streams: Tensors) -> MuonChunk:
 def orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
     """NS of every matrix; those of one shape, up to transposition, in a single batch."""
     flat = [s if s.shape[-2] <= s.shape[-1] else s.mT for s in S]
-    if len({s.shape for s in flat}) > 1:
+    if len(S) == 1 or len({s.shape for s in flat}) > 1:
         return [optimizer.orthogonalize(s) for s in S]
     made = optimizer.orthogonalize(torch.stack(flat)).unbind(0)
     return [n if n.shape == s.shape else n.mT for n, s in zip(made, S, strict=True)]

@@ -14,6 +14,7 @@ from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
 
+MODELS = ("atlas_memory", "atlas_retrofit")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -31,14 +32,13 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
     precision: what its weights are turned into; None keeps what was saved.
     """
     folder = require_run(run, precision)
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
-
-    from atlas_memory.model import AtlasForCausalLM
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model = AtlasForCausalLM.from_pretrained(folder, dtype=precision or "auto")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision or "auto")
     except Exception as error:
         # safetensors, json and transformers each raise their own for a damaged file
         reason = str(error).strip().split("\n")[0]
@@ -60,7 +60,7 @@ def model_folder(run: Path) -> Path:
     if not run.is_dir():
         raise ValueError(f"{run} is no folder; give a run of `atlas train` or a saved model")
     for folder in (run / "model", run):
-        if _json(folder / "config.json").get("model_type") == "atlas_memory":
+        if _json(folder / "config.json").get("model_type") in MODELS:
             return folder
     newest = newest_whole(run / "checkpoints", lambda _: None)
     if newest is None:
@@ -78,8 +78,9 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _tokenizer(run: Path, folder: Path, given: str | None, ids: int) -> Tokenizer:
     """The one asked for, else the run's own; a model of bytes needs no file for it."""
-    data = _json(run / "recipe.json").get("data")
-    name = data.get("tokenizer") if isinstance(data, dict) else None
+    recipe = _json(run / "recipe.json")
+    data, pretrained = recipe.get("data"), (recipe.get("retrofit") or {}).get("base")
+    name = data.get("tokenizer") if isinstance(data, dict) and not pretrained else None
     if given is not None:
         loaded = load_tokenizer(given)
     elif name == "bytes":

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atlas_memory.blocks import Block
 from atlas_memory.cache import AtlasCache
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.memory.omega import Gates
@@ -162,12 +163,13 @@ class _Layer:
     def listening(self) -> Iterator[None]:
         """The hooks of this block, for as long as the context lasts."""
         block, memory = self.block, self._memory()
+        mixer, mlp_norm, mlp = _halves(block)
         with ExitStack() as stack:
             handles = [
                 block.register_forward_pre_hook(_input_into(self.stream)),
-                block.mixer.register_forward_hook(_output_into(self.read_out)),
-                block.mlp_norm.register_forward_pre_hook(_input_into(self.mixed)),
-                block.mlp.register_forward_hook(_output_into(self.feed_forward)),
+                mixer.register_forward_hook(_output_into(self.read_out)),
+                mlp_norm.register_forward_pre_hook(_input_into(self.mixed)),
+                mlp.register_forward_hook(_output_into(self.feed_forward)),
                 block.register_forward_hook(_output_into(self.out)),
             ]
             if memory is not None:
@@ -196,7 +198,7 @@ class _Layer:
 
     def trace(self) -> LayerTrace:
         return LayerTrace(
-            type(self.block.mixer).__name__,
+            type(_halves(self.block)[0]).__name__,
             torch.cat(self.stream).cpu(),
             torch.cat(self.read_out).cpu(),
             torch.cat(self.mixed).cpu(),
@@ -217,6 +219,15 @@ class _Layer:
             torch.stack(self.weights, dim=1).cpu(),
             torch.stack(momentum, dim=1).cpu() if momentum else None,
         )
+
+
+def _halves(block: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """What mixes tokens, and the norm and the network behind it, by transformers' names or ours."""
+    if isinstance(block, Block):
+        return block.mixer, block.mlp_norm, block.mlp
+    norms = ("pre_feedforward_layernorm", "post_attention_layernorm")
+    norm = next(getattr(block, name) for name in norms if hasattr(block, name))
+    return block.self_attn, norm, block.mlp
 
 
 def _input_into(norms: list[Tensor]) -> Callable[[Any, tuple[Tensor, ...]], None]:

@@ -1,5 +1,7 @@
 """From a recipe to a model and examples, with every mistake found before anything is written."""
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,8 +16,10 @@ from atlas_memory.data.repeats import Primed, Reread
 from atlas_memory.data.token_cache import Tokens
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
+from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe, Train
+from atlas_memory.training.retrofit import load_start
 
 Say = Callable[[str], None]
 VALIDATION_SEED = 1 << 40
@@ -37,15 +41,19 @@ def micro_batches(train: Train, processes: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run is made of. data: everything that the order of the examples depends on."""
+    """What a run is made of. data: everything that the order of the examples depends on.
+
+    start: the pretrained model that it begins with; None: one with random weights.
+    """
 
     recipe: Recipe
-    config: AtlasConfig
+    config: AtlasConfig | RetrofitConfig
     tokenizer: Tokenizer | None
     train: Any
     validation: Any
     bytes_per_token: float | None
     data: dict[str, Any]
+    start: Any = None
 
 
 def prepare(recipe: Recipe, say: Say) -> Prepared:
@@ -56,8 +64,10 @@ def prepare(recipe: Recipe, say: Say) -> Prepared:
     if recipe.data.source == "mqar":
         return _prepare_recall(recipe)
     data, train = recipe.data, recipe.train
-    tokenizer = load_tokenizer(data.tokenizer)
-    config = model_config(recipe, tokenizer)
+    start = None if recipe.retrofit.base is None else load_start(recipe)
+    tokenizer = load_tokenizer(data.tokenizer) if start is None else start.tokenizer
+    config: Any = model_config(recipe, tokenizer) if start is None else start.model.config
+    require_window(config, data.length)
     corpus = corpus_of(recipe, tokenizer, say)
     require_length(corpus.train, data.length, "training")
     require_length(corpus.validation, data.length, "validation")
@@ -74,6 +84,7 @@ def prepare(recipe: Recipe, say: Say) -> Prepared:
         InOrder(corpus.validation, data.length, most),
         corpus.validation.bytes_per_token,
         {**order, "stream": train.stream, **describe(corpus.train)},
+        None if start is None else start.model,
     )
 
 
@@ -101,11 +112,10 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer) -> AtlasConfig:
             f"model.vocab_size={config.vocab_size} is less than the {size} ids of tokenizer "
             f"{tokenizer.name!r}; leave it out or give at least {size}"
         )
-    require_window(config, recipe.data.length)
     return config
 
 
-def require_window(config: AtlasConfig, length: int) -> None:
+def require_window(config: AtlasConfig | RetrofitConfig, length: int) -> None:
     memory = config.memory_spec
     if memory is not None and length < memory.window:
         raise ValueError(
@@ -160,11 +170,10 @@ def equal_width(config: AtlasConfig, target: int) -> int:
     return max(1, config.intermediate_size + round(missing / per_unit))
 
 
-def num_parameters(config: AtlasConfig) -> int:
+def num_parameters(config: AtlasConfig | RetrofitConfig) -> int:
     import torch
-
-    from atlas_memory.model import AtlasForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AtlasForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())

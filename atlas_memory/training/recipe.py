@@ -10,6 +10,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from atlas_memory.names import size_names, suggest, variant_names
+from atlas_memory.training.retrofit import TRAINED, Retrofit
 
 if TYPE_CHECKING:
     from atlas_memory.config import AtlasConfig
@@ -97,7 +98,13 @@ class Recipe:
     model: Model = Model()
     data: Data = Data()
     train: Train = Train()
+    retrofit: Retrofit = field(default_factory=Retrofit)
     compare: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """The size of the model, or the pretrained one that it starts from."""
+        return self.retrofit.base or self.model.size
 
     def to_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -244,6 +251,9 @@ def _checked(recipe: Recipe) -> Recipe:
     _one_of("train.schedule", train.schedule, list(SCHEDULES))
     for tracker in train.report_to:
         _one_of("train.report_to", tracker, list(TRACKERS))
+    _one_of("retrofit.train", recipe.retrofit.train, list(TRAINED))
+    if recipe.retrofit.base is not None:
+        _check_retrofit(recipe)
     if recipe.compare is not None:
         _one_of("compare", recipe.compare, variant_names())
     counts = {"steps": train.steps, "batch": train.batch, "log_every": train.log_every}
@@ -261,6 +271,18 @@ def _checked(recipe: Recipe) -> Recipe:
     if data.source == "mqar" and (data.reread or train.prime):
         raise ValueError("data.reread and train.prime are for text, and data.source is mqar")
     return recipe
+
+
+def _check_retrofit(recipe: Recipe) -> None:
+    chosen = recipe.retrofit
+    if recipe.data.source == "mqar":
+        raise ValueError("retrofit.base needs a text, got data.source='mqar'")
+    if recipe.compare is not None:
+        raise ValueError(f"compare={recipe.compare!r}: a pretrained model is compared with itself")
+    if chosen.distil and recipe.train.parallel == "fsdp":
+        raise ValueError("retrofit.distil needs the whole base in each process; train.parallel=ddp")
+    if any(type(layer) is not int for layer in chosen.layers):
+        raise ValueError(f"retrofit.layers={list(chosen.layers)}: they must be whole numbers")
 
 
 def _one_of(path: str, value: str, choices: list[str]) -> None:

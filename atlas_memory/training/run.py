@@ -9,6 +9,7 @@ import shutil
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
 
     from atlas_memory.data.windows import collate
     from atlas_memory.model import AtlasForCausalLM
+    from atlas_memory.training.retrofit_trainer import RetrofitTrainer
     from atlas_memory.training.stream import Stream
     from atlas_memory.training.trainer import AtlasTrainer, Surroundings
 
@@ -111,10 +113,12 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
     torch.manual_seed(train.seed)
     metrics = Metrics(folder, train.batch * prepared.recipe.data.length)
     stop = StopWhenAsked(say)
-    trainer = AtlasTrainer(
+    start, chosen = prepared.start, prepared.recipe.retrofit
+    kind: Any = AtlasTrainer if start is None else partial(RetrofitTrainer, chosen)
+    trainer = kind(
         Surroundings(folder, prepared.data, prepared.bytes_per_token, train.keep, say),
         Stream(arguments.gradient_accumulation_steps) if train.stream else None,
-        model=AtlasForCausalLM(prepared.config),
+        model=AtlasForCausalLM(prepared.config) if start is None else start,
         args=arguments,
         data_collator=collate,
         train_dataset=prepared.train,
@@ -172,8 +176,14 @@ def training_arguments(prepared: Prepared, folder: RunFolder) -> Any:
         use_cpu=not torch.accelerator.is_available(),
         ddp_find_unused_parameters=False,
         fsdp=sharded or None,
-        fsdp_config={"transformer_layer_cls_to_wrap": ["Block"]} if sharded else None,
+        fsdp_config={"transformer_layer_cls_to_wrap": _layer_classes(prepared)}
+        if sharded
+        else None,
     )
+
+
+def _layer_classes(prepared: Prepared) -> list[str]:
+    return ["Block"] if prepared.start is None else sorted(prepared.start._no_split_modules)
 
 
 def _figures(trainer: Any, prepared: Prepared, seconds: float) -> dict[str, Any]:
@@ -188,7 +198,7 @@ def _figures(trainer: Any, prepared: Prepared, seconds: float) -> dict[str, Any]
     tokens = trainer.state.global_step * recipe.train.batch * recipe.data.length
     return {
         "variant": recipe.model.variant,
-        "size": recipe.model.size,
+        "size": recipe.origin,
         "parameters": num_parameters(prepared.config),
         "step": trainer.state.global_step,
         "tokens": tokens,
@@ -217,12 +227,13 @@ def _keep_best(trainer: Any, folder: RunFolder) -> None:
 
 def _of_the_best(prepared: Prepared, folder: RunFolder, step: int) -> dict[str, Any]:
     """What the kept model does with text: its second reading, which is logged too, and a sample."""
+    from transformers import AutoModelForCausalLM
+
     from atlas_memory.evaluation.reread import draw, reread
-    from atlas_memory.model import AtlasForCausalLM
 
     if prepared.tokenizer is None:
         return {"reread": None, "sample": None}
-    model = AtlasForCausalLM.from_pretrained(folder.model).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder.model).eval()
     most = prepared.recipe.data.validation_tokens or None
     found = reread(model, prepared.validation.tokens.ids[:most])
     if found is not None:

@@ -203,8 +203,8 @@ class AtlasTrainer(Trainer):
             return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        if self.model.config.tie_word_embeddings:
-            del weights["lm_head.weight"]
+        for tied in self._tied():
+            del weights[tied]
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         for part in (self.model.config, self.model.generation_config, self.processing_class):
             if part is not None:
@@ -233,9 +233,14 @@ class AtlasTrainer(Trainer):
             super()._load_from_checkpoint(checkpoint, model)
         elif model is not None:
             weights = load_file(Path(checkpoint) / "model.safetensors")
-            if model.config.tie_word_embeddings:
-                weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+            for tied, kept in self._tied().items():
+                weights[tied] = weights[kept]
             set_model_state_dict(model, weights, options=WHOLE)
+
+    def _tied(self) -> dict[str, str]:
+        """Tensors that a checkpoint leaves out, and which ones they are the same as."""
+        tied: Any = self.model._tied_weights_keys
+        return tied if self.model.config.tie_word_embeddings else {}
 
     def _torch_optimizer(self) -> torch.optim.Optimizer:
         optimizer: Any = self.optimizer

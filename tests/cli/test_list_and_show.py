@@ -82,8 +82,8 @@ def test_show_writes_choices_and_sizes_as_people_do(variant, capsys):
     assert "None" not in shown
     lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
     if variant == "atlas":
-        assert lines["memory.features"] == "polynomial(degree=2)"
-        assert "MB)" in shown
+        assert lines["memory.features"] == "elementwise(degree=2)"
+        assert "KB)" in shown
     if variant == "samba":
         assert lines["mixers"].startswith("mamba")
 

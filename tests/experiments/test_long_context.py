@@ -10,7 +10,7 @@ from atlas_memory.blocks import MAC, Attention
 from atlas_memory.cli.main import main
 from atlas_memory.experiments import babilong, needle
 from atlas_memory.experiments.experiment import Result
-from atlas_memory.experiments.long_context import FLOOR, Price, batch_of, build, measure, short
+from atlas_memory.experiments.long_context import Price, batch_of, build, measure, short
 from atlas_memory.tasks import needle_lesson
 from atlas_memory.tasks.background import Background
 
@@ -20,9 +20,9 @@ CELL = dict(babilong.PRESETS["smoke"], seed=0)
 def test_the_memory_is_context_without_persistent_tokens():
     for variant in ("atlas_mac", "titans_mac"):
         local, mixer = build(variant, CELL, 50).config.mixer_of_layer()
-        assert (local, mixer) == (Attention(window=6, conv=4), MAC(segment=16, persistent=0))
+        assert (local, mixer) == (Attention(window=6, conv=4), MAC(segment=64, persistent=0))
     spec = build("atlas_mac", CELL, 50).config.memory_spec
-    assert (spec.chunk, spec.window, spec.optimizer.period) == (16, 4, 4)
+    assert (spec.chunk, spec.window, spec.optimizer.period) == (64, 2, 64)
     assert build("titans_mac", CELL, 50).config.memory_spec.window == 1
     assert build("swa", CELL, 50).config.mixer_of_layer()[1].window == 32
 
@@ -58,7 +58,7 @@ def test_the_price_closes_gates():
         optimizer.step()
         paid.append(cost.item())
     assert paid == sorted(paid, reverse=True)
-    assert 0 < paid[-1] < -np.log(FLOOR)
+    assert 0 < paid[-1] < 20  # 18 nats above a gate that is shut for good
     assert price.take() == 0.0  # what was seen is paid once
     model.train(False)
     model.model(ids, use_cache=True)

@@ -41,7 +41,7 @@ def test_rows_of_the_ablation_are_the_published_ones():
     """Mean of WikiText and LAMBADA perplexities of the 760M rows, as the paper's tables have it."""
     assert PUBLISHED["Atlas"][0] == pytest.approx((18.92 + 21.01) / 2, abs=0.006)
     assert PUBLISHED["w/o Muon"][0] == pytest.approx((19.16 + 20.14) / 2, abs=0.006)
-    assert list(ROWS) == list(PUBLISHED)
+    assert list(ROWS)[: len(PUBLISHED)] == list(PUBLISHED)  # ours stand behind them
 
 
 def test_without_muon_atlas_is_omeganet():

@@ -24,6 +24,9 @@ def statuses(operation, examples):
     found = set()
 
     def answered(case):
+        if isinstance(case.body, dict):  # or nearly all would end in a 404
+            for name in ("model", "memory"):
+                case.body.pop(name, None)
         response = case.call()
         assert response.status_code != 500, response.text
         found.add(response.status_code)
@@ -53,5 +56,7 @@ def test_nothing_in_the_description_breaks_the_server():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_nothing_in_the_description_breaks_the_server_at_length():
-    for operation, statuses in check(150).items():
-        print(*operation, sorted(statuses))
+    found = check(150)
+    assert 200 in found["post", "/v1/completions"]
+    for operation, answered in found.items():
+        print(*operation, sorted(answered))

@@ -34,7 +34,7 @@ class Process:
         self._process.stderr.close()
 
 
-def write(api, kept, seed):
+def write(api, kept, acknowledged, seed):
     """Read and delete until the server is gone; `kept` holds what was acknowledged."""
     draw, mine = random.Random(seed), []
     try:
@@ -42,6 +42,7 @@ def write(api, kept, seed):
             text = "".join(draw.choices("abc ", k=draw.randrange(1, 80)))
             made = api.post("/memories", body={"text": text, "name": text}, cast_to=dict)
             kept[made["id"]] = made
+            acknowledged.release()
             mine.append(made["id"])
             if draw.random() < 0.3:
                 gone = mine.pop(draw.randrange(len(mine)))
@@ -65,12 +66,16 @@ def rounds(count, tmp_path):
         for path in store.iterdir():
             inspect(path)
         kept = listed
+        acknowledged = threading.Semaphore(0)
         clients = [
-            threading.Thread(target=write, args=(server.api, kept, 2 * number + i)) for i in (0, 1)
+            threading.Thread(target=write, args=(server.api, kept, acknowledged, 2 * number + i))
+            for i in (0, 1)
         ]
         for thread in clients:
             thread.start()
-        threading.Event().wait(draw.uniform(0.02, 0.6))
+        for _ in range(draw.randrange(1, 9)):
+            assert acknowledged.acquire(timeout=120)
+        threading.Event().wait(draw.uniform(0, 0.1))  # somewhere in the middle of the next ones
         server.kill()
         for thread in clients:
             thread.join()

@@ -1,0 +1,1 @@
+"""A memory beside the attention of a pretrained transformer."""
