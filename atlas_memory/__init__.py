@@ -24,6 +24,7 @@ _HOMES = {
     "serving.reading": "Memory read",
     "serving.trace": "Trace trace",
     "variants": "variants",
+    "demo": "demo",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -34,7 +35,8 @@ def __getattr__(name: str) -> Any:
     """Import a name where it lives when it is first asked for; the package itself loads at once."""
     if name not in _HOME:
         raise AttributeError(f"module 'atlas_memory' has no attribute {name!r}")
-    return getattr(import_module(f"atlas_memory.{_HOME[name]}"), name)
+    home = import_module(f"atlas_memory.{_HOME[name]}")
+    return home if name == _HOME[name] else getattr(home, name)
 
 
 def __dir__() -> list[str]:

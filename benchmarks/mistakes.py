@@ -43,6 +43,8 @@ MISTAKES = (
     ("eval", "run", "--task", "piqqa"),
     ("experiment", "mqarr"),
     ("experiment", "mqar", "--preset", "tiny"),
+    ("demo", "--text", "missing.txt"),
+    ("demo", "--facts", "Bob went home."),
     ("data", "enwik9"),
     ("tokenizer", "train", "missing.txt"),
 )

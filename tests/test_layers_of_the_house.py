@@ -1,7 +1,7 @@
 """Who may import whom.
 
 notation <- memory <- layers <- blocks <- model
-         <- {data, training, tasks, evaluation, serving, experiments} <- cli
+         <- {data, training, tasks, evaluation, serving, experiments, demo} <- cli
 """
 
 import ast
@@ -16,6 +16,7 @@ PACKAGE = ROOT / "atlas_memory"
 
 FLOOR = {"notation": 0, "memory": 1, "layers": 2, "blocks": 3, "model": 4, "cli": 6}
 FLOOR |= dict.fromkeys(("data", "training", "tasks", "evaluation", "serving", "experiments"), 5)
+FLOOR["demo"] = 5
 # The edge of the model: what it is built from, and what wraps it for other libraries.
 FLOOR |= {"registration": 0, "names": 0, "variants": 3, "config": 4, "cache": 4, "rollback": 4}
 FLOOR |= {"retrofitting": 4}

@@ -1,5 +1,6 @@
 """What is in the wheel: the whole package, its recipes and pages, and nothing else."""
 
+import json
 import os
 import subprocess
 import sys
@@ -26,7 +27,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     there = (ROOT / "atlas_memory").rglob("*")
     own = {str(p.relative_to(ROOT)) for p in there if p.is_file() and p.suffix != ".pyc"}
     assert held == own
-    for name in ("recipes/quickstart.toml", "serving/report.html", "py.typed"):
+    demo = ("demo/models.safetensors", "demo/models.json", "demo/page.html")
+    for name in ("recipes/quickstart.toml", "serving/report.html", "py.typed", *demo):
         assert f"atlas_memory/{name}" in held
     assert {Path(name).suffix for name in held} <= {
         *(".py", ".toml", ".typed"),  # code and recipes
@@ -35,18 +37,34 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     }
 
 
-def test_a_recipe_is_found_anywhere(wheel, tmp_path):
-    """In an empty folder, with nothing but what the wheel holds on the path."""
-    wheel.extractall(tmp_path / "site")
-    (tmp_path / "empty").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "atlas_memory.cli", "train", "quickstart", "--dry-run"],
-        cwd=tmp_path / "empty",
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "recipe                   quickstart" in done.stdout
+@pytest.fixture(scope="module")
+def anywhere(wheel, tmp_path_factory):
+    """Run `atlas` in an empty folder, with nothing but what the wheel holds on the path."""
+    folder = tmp_path_factory.mktemp("anywhere")
+    wheel.extractall(folder / "site")
+    (folder / "empty").mkdir()
+
+    def atlas(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "atlas_memory.cli", *words],
+            cwd=folder / "empty",
+            env={**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return atlas
+
+
+def test_a_recipe_is_found_anywhere(anywhere):
+    assert "recipe                   quickstart" in anywhere("train", "quickstart", "--dry-run")
+
+
+def test_the_demo_answers_anywhere(anywhere):
+    facts = "Mary went to the kitchen. John moved to the garden."
+    told = json.loads(anywhere("demo", "--words", "2000", "--facts", facts, "--json"))
+    assert (told["asked"], told["right"]) == (1, 1)

@@ -28,8 +28,8 @@ def run(
     The page needs nothing but a browser: no network, no other file.
     Example: atlas inspect runs/quickstart chapter.txt --out report.html
     """
-    text = _read(file)
-    _require_place(out)
+    text = read_text(file)
+    require_place(out)
     import json
 
     from atlas_memory.cli.train import say
@@ -51,7 +51,7 @@ def run(
         print(f"{out}: {len(read.ids):,} tokens, {found.mean_surprise:.3f} bits per token")
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8", errors="strict")
     except OSError as error:
@@ -63,7 +63,7 @@ def _read(file: Path) -> str:
     return text
 
 
-def _require_place(out: Path) -> None:
+def require_place(out: Path) -> None:
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; give a file such as report.html")
     if not out.parent.is_dir():

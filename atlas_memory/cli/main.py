@@ -8,6 +8,7 @@ import typer
 
 from atlas_memory.cli import (
     data,
+    demo,
     experiment,
     generate,
     inspect,
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command("list")(list_command.run)
 app.command("show")(show.run)
+app.command("demo")(demo.run)
 app.command("train")(train.run)
 app.command("retrofit")(retrofit.run)
 app.command("data")(data.run)

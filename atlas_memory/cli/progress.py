@@ -13,29 +13,62 @@ if TYPE_CHECKING:
 ON_SCREEN, IN_A_FILE = 0.2, 10.0  # seconds between two lines
 
 
+class Line:
+    """A line that replaces itself on a screen, and is written now and then into a file."""
+
+    def __init__(self) -> None:
+        self.shown = time.monotonic() if not sys.stderr.isatty() else 0.0
+
+    def due(self, now: float) -> bool:
+        return now - self.shown >= (ON_SCREEN if sys.stderr.isatty() else IN_A_FILE)
+
+    def write(self, text: str, now: float, last: bool) -> None:
+        self.shown = now
+        begin, end = ("\r\033[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
+        print(f"{begin}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def bar(share: float) -> str:
+    return f"[{'#' * int(20 * share):20}] {100 * share:3.0f}%  "
+
+
+class Bar:
+    """How many of so many things are done, how many a second since there were 0, the time left."""
+
+    def __init__(self, things: str) -> None:
+        self.things, self.line, self.began = things, Line(), 0.0
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == 0:
+            self.began = now
+        if done == 0 or (done < total and not self.line.due(now)):
+            return
+        from atlas_memory.training.callbacks import clock
+
+        speed = done / max(now - self.began, 1e-9)
+        text = f"{bar(done / total)}{done:,} {self.things}  {speed:,.0f} {self.things}/s"
+        self.line.write(f"{text}  {clock((total - done) / speed)} left", now, done >= total)
+
+
 class Progress:
     """Tokens, tokens per second, mean surprise; share and time left where the size is known."""
 
     def __init__(self, text: Text, base: int, resumed: int = 0) -> None:
         self.text, self.base, self.resumed = text, base, resumed
-        self.began = time.monotonic()
-        self.shown = self.began if not sys.stderr.isatty() else 0.0
+        self.line, self.began = Line(), time.monotonic()
 
     def show(self, memory: Memory, last: bool = False) -> None:
-        every = ON_SCREEN if sys.stderr.isatty() else IN_A_FILE
         now = time.monotonic()
-        if now - self.shown < every and not last:
-            return
-        self.shown = now
-        begin, end = ("\r\033[K", "\n" if last else "") if sys.stderr.isatty() else ("", "\n")
-        print(f"{begin}{self._line(memory, now)}", end=end, file=sys.stderr, flush=True)
+        if self.line.due(now) or last:
+            self.line.write(self._line(memory, now), now, last)
 
     def _line(self, memory: Memory, now: float) -> str:
         read = memory.position - self.base
         speed = (read - self.resumed) / max(now - self.began, 1e-9)
         share = self._share(read)
-        bar = "" if share is None else f"[{'#' * int(20 * share):20}] {100 * share:3.0f}%  "
-        done = f"{bar}{read:,} tokens  {speed:,.0f} tokens/s  surprise {memory.surprise:.3f} bits"
+        shown = "" if share is None else bar(share)
+        done = f"{shown}{read:,} tokens  {speed:,.0f} tokens/s  surprise {memory.surprise:.3f} bits"
         return done if share is None else f"{done}  {self._left(read, share, speed)} left"
 
     @staticmethod

@@ -99,7 +99,7 @@ def _readable(name: str, value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case int() if name.startswith("state bytes"):
-            return f"{value:,} ({_size(value)})"
+            return f"{value:,} ({readable_size(value)})"
         case int():
             return f"{value:,}"
         case dict():
@@ -113,7 +113,7 @@ def _readable(name: str, value: Any) -> str:
             return str(value)
 
 
-def _size(count: int) -> str:
+def readable_size(count: int) -> str:
     """431136 -> 431 KB"""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if count >= size:

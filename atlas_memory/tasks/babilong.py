@@ -49,12 +49,13 @@ def sample(
         facts = [np.array(encode(" " + fact), dtype=np.int32) for fact in problem.facts]
         room = tokens - sum(map(len, facts)) if tokens else 0
         if tokens == 0 or (room >= 0 and len(facts) * DENSEST <= tokens):
-            return Sample(problem, _hide(facts, room, background, random))
+            return Sample(problem, hide(facts, room, background, random))
 
 
-def _hide(
+def hide(
     facts: list[Ids], room: int, background: Background, random: np.random.Generator
 ) -> Hidden:
+    """A text of `room` ids with the facts in their order, each in a gap between two sentences."""
     text = background.draw(room, random)
     gaps = np.sort(random.integers(text.sentences + 1, size=len(facts)))
     offsets = [text.offset(int(gap)) for gap in gaps]
@@ -91,7 +92,7 @@ def lesson(
     room = tokens - sum(map(len, said))
     if room < 0:
         raise ValueError(f"{questions} questions of {task} do not fit {tokens} tokens; give more")
-    ids = _hide(said, room, background, random).ids()
+    ids = hide(said, room, background, random).ids()
     labels = np.full_like(ids, -100)
     # A background has no <gen>.
     labels[ids == words.encode(GEN)[0]] = answers
