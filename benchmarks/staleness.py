@@ -28,7 +28,7 @@ CHUNKS = (1, 16, 64, 256)
 def seen_by_layer(run: Path, text: str, layer: int, tokens: int) -> tuple[MemoryLayer, Any, Any]:
     """A trained layer with the q, k, v and gates that the text gives it."""
     loaded = load_run(run)
-    ids = torch.tensor([loaded.tokenizer.encode(text)[:tokens]])
+    ids = torch.tensor([loaded.tokenizer.fast(text)["input_ids"][:tokens]])
     found: dict[str, Any] = {}
     layers = [m for m in loaded.model.modules() if isinstance(m, MemoryLayer)]
     chosen = layers[layer]
