@@ -191,7 +191,7 @@ def test_a_key_that_a_checkpoint_lacks(variant, tmp_path):
         if lost.endswith("k_proj.weight") and isinstance(owner, Projections | MemoryAsContext):
             assert torch.equal(found[lost], owner.q_proj.weight)
         elif lost.endswith("o_proj.weight") and isinstance(owner, MemoryAsContext):
-            assert torch.equal(found[lost], owner.v_proj.weight.mT)
+            assert (found[lost] == 0).all()
         else:
             alike(lost, found[lost], alone[lost.removeprefix(prefix)])
 
