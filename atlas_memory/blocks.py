@@ -19,8 +19,8 @@ from atlas_memory.layers.memory_as_context import MemoryAsContext
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.mesa_layer import MesaLayer
 from atlas_memory.layers.norms import RMSNorm
-from atlas_memory.layers.state import State
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.tree import State
 from atlas_memory.names import suggest as suggest
 
 

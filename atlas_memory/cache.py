@@ -7,11 +7,8 @@ other is `crop`, which takes back as many tokens as the config's `rollback` says
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
-from importlib import import_module
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +16,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from atlas_memory.layers.state import State
+from atlas_memory.codec import decode, encode, modern
+from atlas_memory.memory.state import read_tensors, write_tensors
+from atlas_memory.memory.tree import State, leaves
 from atlas_memory.rollback import Past
 
 
@@ -92,29 +91,19 @@ class AtlasCache(Cache):
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file."""
-        from safetensors.torch import save_file
-
         self._require_caught_up("save")
         tensors: dict[str, Tensor] = {}
-        plan = _to_plain(self.states, tensors)
-        header = {"states": plan, "seen": self.seen, "fingerprint": self.fingerprint}
-        save_file(tensors, path, metadata={"atlas_cache": json.dumps(header)})
+        plans = encode(self.states, tensors)
+        header = {"states": plans, "seen": self.seen, "fingerprint": self.fingerprint}
+        write_tensors(path, tensors, "atlas_cache", header)
 
     @classmethod
     def load(cls, path: str | Path) -> AtlasCache:
         """Read what `save` wrote: tensors and plain data, no code."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = (file.metadata() or {}).get("atlas_cache")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        if header is None:
-            raise ValueError(f"{path} holds no AtlasCache: its header has no atlas_cache")
-        plain = json.loads(header)
-        return cls(_from_plain(plain["states"], tensors), plain["seen"], plain["fingerprint"])
+        plain, tensors = read_tensors(path, "atlas_cache", "AtlasCache")
+        plans = modern(plain["states"])
+        states = decode(plans["tuple"] if isinstance(plans, dict) else plans, tensors)
+        return cls(states, plain["seen"], plain["fingerprint"])
 
     def _with(self, states: Iterable[State], past: Past) -> AtlasCache:
         return AtlasCache(states, self.seen, self.fingerprint, past)
@@ -133,7 +122,7 @@ class AtlasCache(Cache):
         return self._tensor().device if unread is None else unread.piece.x.device
 
     def _tensor(self) -> Tensor:
-        return next(_tensors(self.states))
+        return next(leaves(self.states))[1]
 
     # What transformers asks of a cache.
 
@@ -186,42 +175,3 @@ class AtlasCache(Cache):
         raise ValueError(
             f"AtlasCache cannot do {what}: a forward pass makes a new cache and leaves the old one"
         )
-
-
-def _tensors(part: Any) -> Iterator[Tensor]:
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, tuple):
-        yield from chain.from_iterable(map(_tensors, part))
-    elif is_dataclass(part):
-        yield from chain.from_iterable(_tensors(getattr(part, f.name)) for f in fields(part))
-
-
-def _to_plain(part: Any, tensors: dict[str, Tensor]) -> Any:
-    """Plain data with the tensors taken out into `tensors`."""
-    if isinstance(part, Tensor):
-        name = str(len(tensors))
-        tensors[name] = part.detach().contiguous().clone()
-        return {"tensor": name}
-    if isinstance(part, tuple):
-        return {"tuple": [_to_plain(item, tensors) for item in part]}
-    if is_dataclass(part):
-        kind = type(part)
-        values = {f.name: _to_plain(getattr(part, f.name), tensors) for f in fields(part)}
-        return {"class": [kind.__module__, kind.__qualname__], "fields": values}
-    assert part is None or isinstance(part, bool | int | float | str), f"{part!r} in a state"
-    return part
-
-
-def _from_plain(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    if "tensor" in plain:
-        return tensors[plain["tensor"]]
-    if "tuple" in plain:
-        return tuple(_from_plain(item, tensors) for item in plain["tuple"])
-    module, name = plain["class"]
-    kind = getattr(import_module(module), name) if module.startswith("atlas_memory.") else None
-    if not isinstance(kind, type) or not is_dataclass(kind):
-        raise ValueError(f"{module}.{name} is no state of atlas_memory")
-    return kind(**{field: _from_plain(value, tensors) for field, value in plain["fields"].items()})

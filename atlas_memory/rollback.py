@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.layers.rows import Rows
-from atlas_memory.layers.state import State
+from atlas_memory.memory.tree import State
 
 WHILE_RECORDING = 32  # tokens between two states that are kept while somebody is about to crop
 TOGETHER = 16  # tokens that are cheaper read again with each new pass than once on their own

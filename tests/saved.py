@@ -4,6 +4,7 @@ import torch
 from models import config, shaken
 
 from atlas_memory.data.tokenizer import load_tokenizer
+from atlas_memory.memory.tree import leaves
 from atlas_memory.model import AtlasForCausalLM
 
 
@@ -22,12 +23,7 @@ def save_model(folder, model=None):
 
 def tensors_of(memory):
     """Every tensor of a memory, by its path."""
-    from atlas_memory.serving.memory_file import _take_out
-
-    found = {"last": memory.last, "bits": memory.bits}
-    for i, state in enumerate(memory.cache.states):
-        _take_out(state, str(i), found)
-    return found
+    return {"last": memory.last, "bits": memory.bits, **dict(leaves(memory.cache.states))}
 
 
 def same(one, two):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.mamba2 import Mamba2State
 from atlas_memory.layers.memory_layer import MemoryLayerState
-from atlas_memory.layers.state import State
+from atlas_memory.memory.tree import State
 
 KERNEL = 3
 

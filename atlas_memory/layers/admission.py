@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts, positions, row_tail, valid_tokens
-from atlas_memory.layers.state import LayerState
 from atlas_memory.memory import Gates, MemorySpec, Muon
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class AdmissionState(LayerState):
+class AdmissionState(State):
     """admitted [b, c - 1, h]: w of the last tokens. pending [b, h]: sum of mu since Muon's step."""
 
     admitted: Tensor | None = None

@@ -12,11 +12,11 @@ from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.rope import rotate
 from atlas_memory.layers.short_conv import ConvState, ShortConv
 from atlas_memory.layers.softmax import full_attention, sliding_window_attention
-from atlas_memory.layers.state import LayerState
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class AttentionState(LayerState):
+class AttentionState(State):
     """Rotated keys and values of the past, and the position of each row's next token."""
 
     cache: KVCache

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.norms import RMSNorm
-from atlas_memory.layers.state import LayerState, State
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class HybridState(LayerState):
+class HybridState(State):
     memory: State
     attention: State
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atlas_memory.layers.documents import Lengths, Starts, document_ids, row_tail, valid_tokens
-from atlas_memory.layers.state import LayerState
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class KVCache(LayerState):
+class KVCache(State):
     """Slots of the past; `valid` says which of them exist for a row (None: all)."""
 
     keys: Tensor  # [b, s, h, d]

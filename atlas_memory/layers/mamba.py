@@ -13,11 +13,11 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 from atlas_memory.layers.diagonal_scan import diagonal_scan
 from atlas_memory.layers.documents import Lengths, Starts, valid_tokens
 from atlas_memory.layers.short_conv import ConvState, short_convolution
-from atlas_memory.layers.state import LayerState
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class MambaState(LayerState):
+class MambaState(State):
     """The hidden state [b, inner, n] and the convolution's last inputs."""
 
     hidden: Tensor

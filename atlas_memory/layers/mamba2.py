@@ -18,7 +18,6 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.norms import rms_norm
 from atlas_memory.layers.short_conv import ConvState, short_convolution
-from atlas_memory.layers.state import LayerState
 from atlas_memory.memory import (
     DotProduct,
     Gates,
@@ -29,6 +28,7 @@ from atlas_memory.memory import (
     ScalarRetention,
     memorize,
 )
+from atlas_memory.memory.tree import State
 
 MAMBA2 = MemorySpec(
     features=Identity(),
@@ -39,7 +39,7 @@ MAMBA2 = MemorySpec(
 
 
 @dataclass(frozen=True)
-class Mamba2State(LayerState):
+class Mamba2State(State):
     memory: MemoryState
     conv: ConvState
 

@@ -27,16 +27,16 @@ from atlas_memory.layers.pieces import Piece, cut_fresh, cut_rows
 from atlas_memory.layers.projections import in_heads, unit
 from atlas_memory.layers.rope import rotate
 from atlas_memory.layers.softmax import attend, visibility
-from atlas_memory.layers.state import LayerState
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.tracing import untraced, untraced_frame
+from atlas_memory.memory.tree import State
 
 FOCUS = 0.7  # of q and k at the start: a token's own score is half of sqrt(head width)
 
 
 @dataclass(frozen=True)
-class ContextState(LayerState):
+class ContextState(State):
     """The memory, its matrices when the open segment began, and the segment's keys and values.
 
     The cache has two keys per token, of the recalled vector and of the token itself, side by

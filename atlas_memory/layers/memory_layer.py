@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from atlas_memory.layers.admission import AdmissionState, WriteGate, admit, aver
 from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
 from atlas_memory.layers.short_conv import ConvState
-from atlas_memory.layers.state import LayerState
 from atlas_memory.layers.step_size import largest_step
 from atlas_memory.memory import (
     Elementwise,
@@ -26,10 +24,12 @@ from atlas_memory.memory import (
     SoftmaxRetention,
     memorize,
 )
+from atlas_memory.memory.state import read_tensors, write_tensors
+from atlas_memory.memory.tree import State, leaves
 
 
 @dataclass(frozen=True)
-class MemoryLayerState(LayerState):
+class MemoryLayerState(State):
     """The memory, the last inputs of the short convolution, and what admission has to remember."""
 
     memory: MemoryState
@@ -38,28 +38,19 @@ class MemoryLayerState(LayerState):
 
     def save(self, path: str | Path) -> None:
         """One safetensors file; `MemoryState.load` reads the memory alone from it."""
-        from safetensors.torch import save_file
-
         parts = {**self.memory.tensors(), "conv.tail": self.conv.tail}
-        kept = self.admission or AdmissionState()
-        named = {"admission.admitted": kept.admitted, "admission.pending": kept.pending}
-        parts |= {name: x for name, x in named.items() if x is not None}
-        tensors = {name: x.detach().contiguous().clone() for name, x in parts.items()}
-        save_file(tensors, path, {"memory_spec": json.dumps(self.memory.spec.to_dict())})
+        parts |= dict(leaves(self.admission, "admission"))
+        write_tensors(path, parts, "memory_spec", self.memory.spec.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> MemoryLayerState:
-        from safetensors import safe_open
-
         memory = MemoryState.load(path)
-        with safe_open(path, framework="pt") as file:
-            if "conv.tail" not in file.keys():  # noqa: SIM118
-                raise ValueError(f"{path} holds a memory without its layer: it has no conv.tail")
-            stored = set(file.keys())
-            names = [f.name for f in fields(AdmissionState) if f"admission.{f.name}" in stored]
-            kept = {name: file.get_tensor(f"admission.{name}") for name in names}
-            admission = AdmissionState(**kept) if kept else None
-            return cls(memory, ConvState(file.get_tensor("conv.tail")), admission)
+        _, tensors = read_tensors(path, "memory_spec", "memory state")
+        if "conv.tail" not in tensors:
+            raise ValueError(f"{path} holds a memory without its layer: it has no conv.tail")
+        kept = {f.name: tensors.get(f"admission.{f.name}") for f in fields(AdmissionState)}
+        admission = AdmissionState(**kept) if any(x is not None for x in kept.values()) else None
+        return cls(memory, ConvState(tensors["conv.tail"]), admission)
 
 
 class MemoryLayer(nn.Module):

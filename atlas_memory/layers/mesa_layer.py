@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.projections import Projections, ReadOut, gate_logits
 from atlas_memory.layers.short_conv import ConvState
-from atlas_memory.layers.state import LayerState
 from atlas_memory.memory.mesa import MesaState, mesa
+from atlas_memory.memory.tree import State
 
 SMALLEST_RIDGE = 0.01  # keeps the solve well-posed whatever the outer training does
 
 
 @dataclass(frozen=True)
-class MesaLayerState(LayerState):
+class MesaLayerState(State):
     memory: MesaState
     conv: ConvState
 

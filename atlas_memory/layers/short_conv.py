@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts, document_ids, row_tail
-from atlas_memory.layers.state import LayerState
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class ConvState(LayerState):
+class ConvState(State):
     """The last size - 1 inputs of each row; zeros stand for inputs that do not exist."""
 
     tail: Tensor  # [b, size - 1, dim]

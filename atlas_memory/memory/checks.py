@@ -8,7 +8,8 @@ from torch import Tensor
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.retention import ChannelRetention, FixedRetention, NoRetention
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.state import MemoryState, Tensors
+from atlas_memory.memory.state import MemoryState
+from atlas_memory.memory.tree import Tensors
 
 
 def check_inputs(

@@ -10,11 +10,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.open_chunk import begin, constants_of, flat, merge, sums, write
+from atlas_memory.memory.open_chunk import begin, constants_of, flat, sums, write
 from atlas_memory.memory.reopen import reopen
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, OpenChunk
 from atlas_memory.memory.tokens import Tokens
+from atlas_memory.memory.tree import rebuild
 
 
 def decode(tokens: Tokens, state: MemoryState, spec: MemorySpec) -> tuple[Tensor, MemoryState]:
@@ -79,5 +80,5 @@ def _put_rows(state: MemoryState, part: MemoryState, rows: Tensor) -> MemoryStat
         state,
         start=tuple(map(put, part.start, state.start)),
         start_momentum=tuple(map(put, part.start_momentum, state.start_momentum)),
-        open=merge(part.open, state.open, put),
+        open=rebuild(put, part.open, state.open),
     )

@@ -26,8 +26,9 @@ from atlas_memory.memory.layout import Layout, arrange, gather
 from atlas_memory.memory.omega import band
 from atlas_memory.memory.optimizers import TokenGates
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
+from atlas_memory.memory.state import KernelPast, MemoryState
 from atlas_memory.memory.tokens import Tokens
+from atlas_memory.memory.tree import Tensors
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.state import KernelPast, MemoryState, Tensors
+from atlas_memory.memory.state import KernelPast, MemoryState
 from atlas_memory.memory.tokens import Tokens
 from atlas_memory.memory.tracing import untraced
+from atlas_memory.memory.tree import Tensors
 
 FORMS = ("chunkwise", "recurrent")
 _compiles = False

@@ -8,7 +8,6 @@ same for alpha = 1; with alpha < 1 it lets lambda decay with the pairs and R ove
 directions that no key excites. So H is carried, and y_t = G_t x with (H_t + lambda I) x = q_t.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +15,16 @@ from torch import Tensor
 
 from atlas_memory.memory.omega import carried, decay
 from atlas_memory.memory.tracing import untraced
+from atlas_memory.memory.tree import State
 
 BLOCK = 32
 
 
 @dataclass(frozen=True)
-class MesaState:
+class MesaState(State):
     """G = sum zeta v k^T [b, h, dv, dk], H = sum zeta k k^T [b, h, dk, dk], ridge [h]."""
+
+    shared = ("ridge",)
 
     G: Tensor
     H: Tensor
@@ -30,28 +32,12 @@ class MesaState:
 
     @property
     def num_bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in (self.G, self.H))
+        return self.G.nbytes + self.H.nbytes
 
     @property
     def weights(self) -> tuple[Tensor]:
         """M_t [b, h, dv, dk]."""
         return (torch.linalg.solve(self.H + _ridge(self.ridge, self.H), self.G, left=False),)
-
-    def detach(self) -> "MesaState":
-        return MesaState(self.G.detach(), self.H.detach(), self.ridge.detach())
-
-    def to(self, device: torch.device | str) -> "MesaState":
-        return MesaState(self.G.to(device), self.H.to(device), self.ridge.to(device))
-
-    def select(self, rows: Tensor) -> "MesaState":
-        return MesaState(self.G[rows], self.H[rows], self.ridge)
-
-    def join(self, others: Sequence["MesaState"]) -> "MesaState":
-        """One batch of these rows and then those of the others."""
-        states = [self, *others]
-        return MesaState(
-            torch.cat([s.G for s in states]), torch.cat([s.H for s in states]), self.ridge
-        )
 
 
 @untraced

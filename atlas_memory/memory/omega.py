@@ -8,16 +8,17 @@ and what a whole chunk of such steps adds up to. With D_a[t, n] = a_t a_{t-1} ..
     W_t = A_t W' + B_t S' + sum_i C[t, i] u_i    C = D_alpha P, B = D_alpha Theta
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from atlas_memory.memory.tree import State
+
 
 @dataclass(frozen=True)
-class Gates:
+class Gates(State):
     """What the outer network tells the memory at every token. None means 1 (theta: 0).
     alpha and theta are decays, 0 or more.
 
@@ -42,10 +43,6 @@ class Gates:
         """Those that are there, by name."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: gate for name, gate in given.items() if gate is not None}
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Gates":
-        """The same gates with `change` applied to every one of them."""
-        return replace(self, **{name: change(gate) for name, gate in self.named().items()})
 
 
 def mask_young(gamma: Tensor, age: Tensor) -> Tensor:

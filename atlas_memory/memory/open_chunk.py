@@ -7,7 +7,6 @@ Rules that need their matrices at every token (Muon, Memora, Moneta) step them i
 the pairs of the window alone. Rows may stand at different offsets: each has its own slot.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,7 +16,8 @@ from atlas_memory.memory.chunkwise import Coefficients, PairSum, gradient_point,
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.optimizers import Momentum, Muon, TokenGates
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.state import MemoryState, OpenChunk, Tensors
+from atlas_memory.memory.state import MemoryState, OpenChunk
+from atlas_memory.memory.tree import Tensors
 
 
 def flat(x: Tensor) -> Tensor:
@@ -174,25 +174,3 @@ def sums(state: MemoryState, o: OpenChunk) -> list[PairSum]:
     )
     parts = zip(map(flat, state.start), momenta, map(flat, o.d), map(flat, o.x), strict=True)
     return [PairSum(w, s, (d, x), c) for w, s, d, x in parts]
-
-
-def where(rows: Tensor, yes: OpenChunk, no: OpenChunk) -> OpenChunk:
-    """Row by row one of two open chunks."""
-    return merge(yes, no, lambda a, b: torch.where(rows.view(-1, *(1,) * (a.dim() - 1)), a, b))
-
-
-def merge(a: OpenChunk, b: OpenChunk, pick: Callable[[Tensor, Tensor], Tensor]) -> OpenChunk:
-    def picks(x: Tensors, y: Tensors) -> Tensors:
-        return tuple(map(pick, x, y))
-
-    return OpenChunk(
-        d=picks(a.d, b.d),
-        x=picks(a.x, b.x),
-        C=pick(a.C, b.C),
-        P=pick(a.P, b.P),
-        A=pick(a.A, b.A),
-        B=pick(a.B, b.B),
-        T=pick(a.T, b.T),
-        L=picks(a.L, b.L),
-        S=picks(a.S, b.S),
-    )

@@ -15,8 +15,9 @@ from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.optimizers import Muon, TokenGates
 from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.state import MemoryState, Tensors
+from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
+from atlas_memory.memory.tree import Tensors
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from torch.nn.functional import pad
 from atlas_memory.memory.chunkwise import Coefficients, coefficients, rows_at
 from atlas_memory.memory.layout import gather
 from atlas_memory.memory.omega import Gates, band
-from atlas_memory.memory.open_chunk import begin, flat, gradient_pairs, where, write
+from atlas_memory.memory.open_chunk import begin, flat, gradient_pairs, write
 from atlas_memory.memory.optimizers import Momentum, Muon
 from atlas_memory.memory.pair_sum import write_pairs
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.state import MemoryState, OpenChunk, Tensors
+from atlas_memory.memory.state import MemoryState, OpenChunk
+from atlas_memory.memory.tree import Tensors, where
 
 
 def reopen(state: MemoryState) -> OpenChunk:
@@ -31,7 +32,8 @@ def reopen(state: MemoryState) -> OpenChunk:
     gates = state.gates.map(lambda x: gather(x, at_gate))
     if _steps_inside(spec):
         return _one_by_one(state, opened, pair, gates)
-    return where(offset > 0, _at_once(state, opened, pair, gates), opened)
+    written: OpenChunk = where(offset > 0, _at_once(state, opened, pair, gates), opened)
+    return written
 
 
 def _steps_inside(spec: MemorySpec) -> bool:

@@ -6,7 +6,7 @@ forms, any cut and any batch of rows at different positions continue from the sa
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.optimizers import Muon
 from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.spec import MemorySpec
-
-Tensors = tuple[Tensor, ...]
+from atlas_memory.memory.tree import State, Tensors, leaves
 
 
 @dataclass(frozen=True)
-class KernelPast:
+class KernelPast(State):
     """The pairs of phi*: keys [b, h, N, dk], coefficients p and their momentum [b, h, N, out].
 
     exists [b, N]: rows of different lengths share N, and a row starts anew with a document.
@@ -34,9 +33,22 @@ class KernelPast:
     s: Tensors
     exists: Tensor
 
+    def join(self, others: Sequence["KernelPast"]) -> "KernelPast":
+        """Rows with fewer pairs get ones that do not exist in front."""
+        pasts = [self, *others]
+        most = max(past.exists.shape[1] for past in pasts)
+        first, *rest = (past._padded(most) for past in pasts)
+        return State.join(first, rest)
+
+    def _padded(self, pairs: int) -> "KernelPast":
+        missing = pairs - self.exists.shape[1]
+        wide = replace(self, exists=self.exists[:, None, :, None])
+        wide = wide.map(lambda x: torch.nn.functional.pad(x, (0, 0, missing, 0)))
+        return replace(wide, exists=wide.exists[:, 0, :, 0])
+
 
 @dataclass(frozen=True)
-class OpenChunk:
+class OpenChunk(State):
     """The open chunk as decoding keeps it; see `decode.py`. It follows from the rest of the state.
 
     d, x per matrix [b, h, c - 1 + chunk, ..]: the rank-one gradients of its pairs. C, P [b, h, n]
@@ -56,7 +68,7 @@ class OpenChunk:
 
 
 @dataclass(frozen=True)
-class MemoryState:
+class MemoryState(State):
     """start, start_momentum: per matrix [b, h, out, in], as of the open chunk's first token.
     keys, values [b, h, R, d]: the last R = window - 1 + chunk - 1 pairs, newest last.
     gates: of the last chunk - 1 tokens, newest last. position [b]: tokens read so far.
@@ -68,6 +80,8 @@ class MemoryState:
 
     phase: the offset of all rows where it is one and known without asking a tensor.
     """
+
+    shared = ("constants",)
 
     spec: MemorySpec
     start: Tensors
@@ -110,7 +124,7 @@ class MemoryState:
     @property
     def num_bytes(self) -> int:
         """With the open chunk that decoding adds, whether it is there yet or not."""
-        own = sum(x.numel() * x.element_size() for x in self.tensors().values())
+        own = sum(x.nbytes for x in self.tensors().values())
         return own + self._open_numbers() * self.keys.element_size()
 
     def _open_numbers(self) -> int:
@@ -128,26 +142,7 @@ class MemoryState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state under a stable name; the open chunk follows from them."""
-        named: dict[str, Tensor] = {}
-        _collect(replace(self, open=None), "", named)
-        return named
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "MemoryState":
-        """The same state with `change` applied to every tensor."""
-        state: MemoryState = _rebuild(self, change)
-        return state
-
-    def detach(self) -> "MemoryState":
-        """Cut the graph: the next call learns nothing about the tokens before."""
-        return self.map(Tensor.detach)
-
-    def to(self, device: torch.device | str) -> "MemoryState":
-        return self.map(lambda x: x.to(device))
-
-    def select(self, rows: Tensor) -> "MemoryState":
-        """The batch rows `rows`, in that order, repeats allowed (beams, forks)."""
-        kept = replace(self, constants=None).map(lambda x: x.index_select(0, rows.to(x.device)))
-        return replace(kept, constants=self.constants)
+        return dict(leaves(replace(self, open=None)))
 
     def join(self, others: Sequence["MemoryState"]) -> "MemoryState":
         """One batch of these rows and then those of the others, wherever each row stands."""
@@ -156,85 +151,41 @@ class MemoryState:
         states = [self, *others]
         if any(s.open for s in states):
             states = [s if s.open else replace(s, open=reopen(s)) for s in states]
-        past = _join_pasts([s.past for s in states if s.past is not None])
-        plain = [replace(s, constants=None, past=None) for s in states]
         phase = self.phase if len({s.phase for s in states}) == 1 else None
-        return replace(_join(plain), constants=self.constants, past=past, phase=phase)
+        return replace(State.join(states[0], states[1:]), phase=phase)
 
     def save(self, path: str | Path) -> None:
         """Write the state and its spec to one safetensors file."""
-        from safetensors.torch import save_file
-
-        tensors = {name: x.detach().contiguous().clone() for name, x in self.tensors().items()}
-        save_file(tensors, path, metadata={"memory_spec": json.dumps(self.spec.to_dict())})
+        write_tensors(path, self.tensors(), "memory_spec", self.spec.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> "MemoryState":
         """Read what `save` wrote; nothing but tensors and JSON is ever read."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = (file.metadata() or {}).get("memory_spec")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        if header is None:
-            raise ValueError(f"{path} holds no memory state: its header has no memory_spec")
-        return _assemble(MemorySpec.from_dict(json.loads(header)), tensors)
+        header, tensors = read_tensors(path, "memory_spec", "memory state")
+        return _assemble(MemorySpec.from_dict(header), tensors)
 
 
-def _collect(part: Any, name: str, named: dict[str, Tensor]) -> None:
-    if isinstance(part, Tensor):
-        named[name] = part
-    elif isinstance(part, tuple):
-        for i, item in enumerate(part):
-            _collect(item, f"{name}.{i}", named)
-    elif isinstance(part, MemoryState | Gates | KernelPast | OpenChunk):
-        for f in fields(part):
-            _collect(getattr(part, f.name), f"{name}.{f.name}".lstrip("."), named)
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], key: str, header: Any) -> None:
+    """A safetensors file with plain data under `key` in its header."""
+    from safetensors.torch import save_file
+
+    own = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
+    save_file(own, path, metadata={key: json.dumps(header)})
 
 
-def _rebuild(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(part, Tensor):
-        return change(part)
-    if isinstance(part, tuple):
-        return tuple(_rebuild(item, change) for item in part)
-    if isinstance(part, MemoryState | Gates | KernelPast | OpenChunk):
-        return replace(
-            part, **{f.name: _rebuild(getattr(part, f.name), change) for f in fields(part)}
-        )
-    return part
+def read_tensors(path: str | Path, key: str, what: str) -> tuple[Any, dict[str, Tensor]]:
+    """What `write_tensors` wrote: the data under `key` and the tensors."""
+    from safetensors import SafetensorError, safe_open
 
-
-def _join(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(parts))
-    if isinstance(first, tuple):
-        return tuple(map(_join, zip(*parts, strict=True)))
-    if isinstance(first, MemoryState | Gates | KernelPast | OpenChunk):
-        names = [f.name for f in fields(first)]
-        return replace(first, **{n: _join([getattr(part, n) for part in parts]) for n in names})
-    return first
-
-
-def _join_pasts(pasts: Sequence[KernelPast]) -> KernelPast | None:
-    """Rows with fewer pairs get ones that do not exist in front."""
-    if not pasts:
-        return None
-    most = max(past.exists.shape[1] for past in pasts)
-
-    def padded(past: KernelPast) -> KernelPast:
-        missing = most - past.exists.shape[1]
-        wide: KernelPast = _rebuild(
-            replace(past, exists=past.exists[:, None, :, None]),
-            lambda x: torch.nn.functional.pad(x, (0, 0, missing, 0)),
-        )
-        return replace(wide, exists=wide.exists[:, 0, :, 0])
-
-    joined: KernelPast = _join([padded(past) for past in pasts])
-    return joined
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get(key)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    if header is None:
+        raise ValueError(f"{path} holds no {what}: its header has no {key}")
+    return json.loads(header), tensors
 
 
 def _assemble(spec: MemorySpec, tensors: dict[str, Tensor]) -> MemoryState:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from atlas_memory.layers.rows import Rows
-from atlas_memory.layers.state import State
 from atlas_memory.memory.tracing import untraced_frame
+from atlas_memory.memory.tree import State
 from atlas_memory.model import LanguageModel, Reader
 from atlas_memory.retrofitting.beside import MemoryBeside, add_low_rank
 from atlas_memory.retrofitting.config import RetrofitConfig

@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from atlas_memory.layers.documents import document_ids, next_position, positions
 from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.rows import Rows
-from atlas_memory.layers.state import LayerState, State
+from atlas_memory.memory.tree import State
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.window import (
     Call,
@@ -39,7 +39,7 @@ Turn = Callable[[Tensor, Tensor], Tensor]  # queries [b, t, h, d] turned back by
 
 
 @dataclass(frozen=True)
-class RetrofittedState(LayerState):
+class RetrofittedState(State):
     """What a layer carries: its attention's window and, where it has one, its memory."""
 
     attention: WindowState

@@ -21,11 +21,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from atlas_memory.layers.documents import Lengths
 from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.softmax import visibility
-from atlas_memory.layers.state import LayerState
+from atlas_memory.memory.tree import State
 
 
 @dataclass(frozen=True)
-class WindowState(LayerState):
+class WindowState(State):
     """The window's slots, the text's first pairs, and the position of each row's next token."""
 
     cache: KVCache

@@ -1,7 +1,7 @@
 """Whether the states of a memory file are such as this model makes: a file may come from anybody.
 
 A checksum says that a file is whole, not that it is meant well. Before anything of it is built, its
-states are compared with those of memories that the model has made itself: the same classes, fields
+states are compared with those of memories that the model has made itself: the same states, fields
 and tensors, and the same sizes wherever two memories of different length agree in them. Then it has
 to go through the model beside one of those.
 """
@@ -95,9 +95,11 @@ def _alike(given: Any, tensors: dict[str, Tensor], plan: Any, known: list[Conten
         return given == plan and _fits(tensors.get(plan["tensor"]), plan["tensor"], known)
     if "tuple" in plan:
         return _alike(given["tuple"], tensors, plan["tuple"], known)
+    if "spec" in plan:
+        return bool(given == plan)
     fields, own = given["fields"], plan["fields"]
     return (
-        given["class"] == plan["class"]
+        given["state"] == plan["state"]
         and isinstance(fields, dict)
         and fields.keys() == own.keys()
         and all(_alike(fields[name], tensors, own[name], known) for name in own)

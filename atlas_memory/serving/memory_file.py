@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
+from atlas_memory.codec import decode, encode, modern
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
 from atlas_memory.serving.memory_head import in_order, put_in_order, require_memory_file
 from atlas_memory.serving.reading import Memory
@@ -25,7 +24,7 @@ from atlas_memory.serving.reading import Memory
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
 
-FORMAT = "atlas memory 1"
+FORMAT, FIRST = "atlas memory 2", "atlas memory 1"
 MAX_HEADER = 2**24
 HEADER = ("model", "position", "rows", "surprise", "sources", "reading", "states")
 
@@ -77,7 +76,7 @@ def _contents(file: MemoryFile) -> tuple[dict[str, Tensor], dict[str, str]]:
     memory = file.memory
     tensors = {"last": memory.last, "bits": memory.bits}
     tensors |= {f"note.{name}": tensor for name, tensor in file.extra.items()}
-    states = [_take_out(s, f"layers.{i}", tensors) for i, s in enumerate(memory.cache.states)]
+    states = encode(memory.cache.states, tensors)
     plain = {
         "model": asdict(memory.model),
         "position": memory.position,
@@ -113,7 +112,7 @@ def restored(contents: Contents) -> Memory:
     """The memory that a file holds, whatever the model."""
     header, tensors = contents.header, contents.tensors
     own = Fingerprint(**header["model"])
-    states = [_put_back(state, tensors) for state in header["states"]]
+    states = decode(header["states"], tensors)
     cache = AtlasCache(states, header["position"] - 1, own.layers if states else "")
     return Memory(own, cache, tensors["last"], tensors["bits"])
 
@@ -151,7 +150,7 @@ def inspect_bytes(data: bytes, what: str) -> Contents:
 
 
 def _checked(metadata: dict[str, str], tensors: dict[str, Tensor], what: str) -> Contents:
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, FIRST):
         found = repr(metadata["format"]) if "format" in metadata else "none"
         raise ValueError(f"{what} is no memory file: its format is {found}, not {FORMAT!r}")
     header = {name: text for name, text in metadata.items() if name != "checksum"}
@@ -164,8 +163,10 @@ def parsed(header: dict[str, str], what: str) -> dict[str, Any]:
     """The entries of a header as the data they stand for."""
     try:
         plain = {name: json.loads(header[name]) for name in HEADER}
+        if header["format"] == FIRST:
+            plain["states"] = modern(plain["states"])
         return plain | {"note": json.loads(header.get("note", "{}"))}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no memory file: its header lacks {_brief(error)}") from error
 
 
@@ -228,36 +229,3 @@ def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(raw_bytes(tensor))
     return digest.hexdigest()
-
-
-def _take_out(part: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A state as plain data, its tensors put into `tensors` under the path that leads to them."""
-    if isinstance(part, Tensor):
-        tensors[name] = part
-        return {"tensor": name}
-    if isinstance(part, tuple):
-        return {"tuple": [_take_out(item, f"{name}.{i}", tensors) for i, item in enumerate(part)]}
-    if is_dataclass(part):
-        kind = type(part)
-        values = {key: _take_out(x, f"{name}.{key}", tensors) for key, x in _items(part)}
-        return {"class": [kind.__module__, kind.__qualname__], "fields": values}
-    assert part is None or isinstance(part, bool | int | float | str), f"{part!r} in a state"
-    return part
-
-
-def _items(part: Any) -> Iterator[tuple[str, Any]]:
-    return ((f.name, getattr(part, f.name)) for f in fields(part))
-
-
-def _put_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    if "tensor" in plain:
-        return tensors[plain["tensor"]]
-    if "tuple" in plain:
-        return tuple(_put_back(item, tensors) for item in plain["tuple"])
-    module, name = plain["class"]
-    kind = getattr(import_module(module), name) if module.startswith("atlas_memory.") else None
-    if not isinstance(kind, type) or not is_dataclass(kind):
-        raise ValueError(f"{module}.{name} is no state of atlas_memory")
-    return kind(**{key: _put_back(value, tensors) for key, value in plain["fields"].items()})

@@ -56,7 +56,7 @@ def test_one_token_and_many_rows(model, tmp_path):
 def test_the_header_can_be_read_by_people(file):
     with safe_open(file, framework="pt") as opened:
         header, names = opened.metadata(), list(opened.keys())
-    assert header["format"] == "atlas memory 1"
+    assert header["format"] == "atlas memory 2"
     assert header["position"] == str(len(TEXT))
     assert json.loads(header["model"])["precision"] == "float32"
     assert "layers.0.memory.start.0" in names

@@ -173,7 +173,7 @@ def test_every_memory_of_a_model_passes_its_check(variant):
 def forged(file, tensors=None, **header):
     """The file with other contents and the right checksum."""
     contents = inspect_bytes(file, "it")
-    plain = {"format": "atlas memory 1"}
+    plain = {"format": "atlas memory 2"}
     plain |= {name: json.dumps(value) for name, value in contents.header.items()}
     plain |= {name: json.dumps(value) for name, value in header.items()}
     tensors = {**contents.tensors, **(tensors or {})}
@@ -182,15 +182,13 @@ def forged(file, tensors=None, **header):
 
 def nested(file):
     deep = "[" * 100_000 + "]" * 100_000
-    plain = {"format": "atlas memory 1", "model": deep}
+    plain = {"format": "atlas memory 2", "model": deep}
     return serialize({}, plain | {"checksum": _checksum(plain, {})})
 
 
-def swapped_class(file):
-    states = json.dumps(inspect_bytes(file, "it").header["states"])
-    found = json.loads(states)[0]["class"]
-    module = states.replace(json.dumps(found), '["atlas_memory.cli.__main__", "main"]')
-    return forged(file, states=json.loads(module))
+def swapped_state(file):
+    states = inspect_bytes(file, "it").header["states"]
+    return forged(file, states=[{**states[0], "state": "cli.__main__.main"}, *states[1:]])
 
 
 def first_tensor(file):
@@ -209,7 +207,7 @@ HOSTILE = {
     "zip": lambda file: zipped(file),
     "gzip bomb": lambda file: gzip.compress(bytes(50_000_000)),
     "nested": nested,
-    "code": swapped_class,
+    "code": swapped_state,
     "no states": lambda file: forged(file, states=[]),
     "half the states": lambda file: forged(
         file, states=inspect_bytes(file, "it").header["states"][:1]
