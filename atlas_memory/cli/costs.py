@@ -17,12 +17,8 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.mamba2 import MAMBA2
 from atlas_memory.layers.projections import GateProjections
 from atlas_memory.layers.shapes_only import ShapesOnly
-from atlas_memory.memory.attentional_bias import DotProduct
-from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.linear import block_size
 from atlas_memory.memory.online_chunk import run_length
-from atlas_memory.memory.optimizers import Momentum, Muon
-from atlas_memory.memory.retention import ChannelRetention, NoRetention
 from atlas_memory.memory.spec import MemorySpec
 
 
@@ -88,7 +84,7 @@ def grows(mixer: blocks.Mixer, memory: MemorySpec | None) -> bool:
         case blocks.Attention(window=window):
             return window is None
         case blocks.Memory() | blocks.MAG() | blocks.MAL():
-            return memory is not None and isinstance(memory.features, Exponential)
+            return memory is not None and memory.features.kernel
         case _:
             return False
 
@@ -160,14 +156,14 @@ def _memory(width: blocks.Width, context: int) -> int:
         carried = 0 if inner else 1
         learn = (1 + carried + (2 if spec.optimizer.momentum else 1)) * again
         total += out * into * (1 + learn) + (out + into) * pairs
-        if isinstance(spec.features, Exponential) and inner:
+        if spec.features.kernel and inner:
             total += (out + into) * context * (1 + again)
-        if isinstance(spec.optimizer, Muon):
+        if spec.optimizer.orthogonal:
             gathered = out * into * pairs
-            total += (gathered + _newton_schulz(out, into, spec.optimizer)) / spec.optimizer.period
+            total += (gathered + spec.optimizer.products(out, into)) / spec.optimizer.period
         elif spec.retention.mapped:
             total += out * into * pairs
-        elif isinstance(spec.retention, ChannelRetention):
+        elif spec.retention.channel:
             total += block * block * into  # a decay per feature for every two tokens of a block
     return round(width.heads * total)
 
@@ -178,23 +174,17 @@ def _exact(spec: MemorySpec, shapes: list[tuple[int, int]]) -> float:
     Its errors, the way back and the query each meet the pairs of their run, c of them a token; a
     hidden matrix is applied to the pair at the chunk's start, to the query now and as it was born.
     """
-    (dv, hidden), c = shapes[0], 1 if isinstance(spec.bias, DotProduct) else spec.window
+    (dv, hidden), c = shapes[0], 1 if spec.bias.hebbian else spec.window
     pairs, unknowns = spec.chunk + spec.window - 1, run_length(spec) * c
-    again, momentum = pairs / spec.chunk, isinstance(spec.optimizer, Momentum)
+    again, momentum = pairs / spec.chunk, spec.optimizer.heavy
     total = float(dv * hidden * (2 * c + 2) * (2 if momentum else 1))
     total += 2 * (dv + hidden) * unknowns + hidden * run_length(spec)
     for out, into in shapes[1:]:
-        born = 0 if isinstance(spec.retention, NoRetention) else 1
+        born = 1 if spec.retention.forgets else 0
         total += out * into * (1 + born + 2 * again + (2 if momentum else 0))
-        if isinstance(spec.optimizer, Muon):
-            total += _newton_schulz(out, into, spec.optimizer) / spec.optimizer.period
+        if spec.optimizer.orthogonal:
+            total += spec.optimizer.products(out, into) / spec.optimizer.period
             total += 0 if spec.optimizer.period == spec.chunk else out * into * pairs
         else:
             total += (out + into) * pairs
     return total
-
-
-def _newton_schulz(out: int, into: int, muon: Muon) -> int:
-    """Gram matrix, (4k - 3) products of it, and one with the matrix itself."""
-    m, n = sorted((out, into))
-    return 2 * m * m * n + max(0, 4 * muon.steps - 3) * m**3

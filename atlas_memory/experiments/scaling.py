@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
 from atlas_memory.experiments.text_models import train_and_score
-from atlas_memory.memory.architectures import Matrix
 from atlas_memory.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _changes(variant: str, model: dict[str, Any]) -> dict[str, Any]:
     """The outer shape, and the expansion of the memory where it has a hidden layer."""
     changes = {name: value for name, value in model.items() if name != "expansion"}
     memory = VARIANTS[variant].memory
-    if "expansion" in model and memory is not None and not isinstance(memory.architecture, Matrix):
+    if "expansion" in model and memory is not None and memory.architecture.deep:
         changes["memory.architecture.expansion"] = model["expansion"]
     return changes
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts, positions, row_tail, valid_tokens
-from atlas_memory.memory import Gates, MemorySpec, Muon
+from atlas_memory.memory import Gates, MemorySpec
 from atlas_memory.memory.tree import State
 
 
@@ -66,7 +66,7 @@ def admit(
     alpha, theta, gamma = gates.alpha, gates.theta, gates.gamma
     if alpha is not None:
         alpha = 1 - (w if alpha.dim() == 3 else w[..., None]) * (1 - alpha)
-    if theta is not None and isinstance(spec.optimizer, Muon):
+    if theta is not None and spec.optimizer.orthogonal:
         theta = 1 - w * (1 - theta)
     hidden = None if gates.hidden is None else gates.hidden * w
     newest = None
@@ -99,7 +99,6 @@ def averaged(
     Only tokens that step are looked at, and those see a whole run; what was read of it before
     stands in `pending` [b, h].
     """
-    assert isinstance(spec.optimizer, Muon)
     period, (b, h, time) = spec.optimizer.period, mu.shape
     if phase is not None and time == 1 and starts is None and lengths is None:
         sums = (

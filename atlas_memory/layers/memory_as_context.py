@@ -28,7 +28,6 @@ from atlas_memory.layers.projections import in_heads, unit
 from atlas_memory.layers.rope import rotate
 from atlas_memory.layers.softmax import attend, visibility
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.tracing import untraced, untraced_frame
 from atlas_memory.memory.tree import State
 
@@ -63,7 +62,7 @@ class MemoryAsContext(nn.Module):
         rope_theta: float = 10_000.0,
     ) -> None:
         super().__init__()
-        if isinstance(memory.spec.features, Exponential):
+        if memory.spec.features.kernel:
             raise ValueError("MAC recalls from matrices; Exponential() keeps pairs, use MAG or MAL")
         if segment < 1:
             raise ValueError(f"a segment needs at least 1 token, got {segment}")

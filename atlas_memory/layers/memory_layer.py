@@ -13,17 +13,7 @@ from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
 from atlas_memory.layers.short_conv import ConvState
 from atlas_memory.layers.step_size import largest_step
-from atlas_memory.memory import (
-    Elementwise,
-    FixedRetention,
-    Gates,
-    MemorySpec,
-    MemoryState,
-    Muon,
-    Polynomial,
-    SoftmaxRetention,
-    memorize,
-)
+from atlas_memory.memory import Gates, MemorySpec, MemoryState, memorize
 from atlas_memory.memory.state import read_tensors, write_tensors
 from atlas_memory.memory.tree import State, leaves
 
@@ -84,7 +74,7 @@ class MemoryLayer(nn.Module):
         self.log_coefficients: nn.Parameter | None = None
         self.sketch: Tensor
         constants = spec.features.constants(self.head_dim)
-        if isinstance(spec.features, Polynomial | Elementwise):
+        if spec.features.learned:
             assert constants is not None
             self.log_coefficients = nn.Parameter(torch.empty(heads, *constants.shape))
         elif constants is not None:
@@ -118,7 +108,7 @@ class MemoryLayer(nn.Module):
         if len(self.weights) == 1 or self.spec.retention.mapped:
             return fan_in**-0.5
         if i == 0:
-            steps = 1 if isinstance(self.spec.optimizer, Muon) else self.spec.chunk
+            steps = 1 if self.spec.optimizer.orthogonal else self.spec.chunk
             return (8 * steps / fan_in) ** 0.5
         return 0.1 * fan_in**-0.5 if i == 1 else 1.0
 
@@ -159,7 +149,7 @@ class MemoryLayer(nn.Module):
         if self.write_gate is not None:
             w, _ = self.write_gate(x)
             gates, admitted = admit(self.spec, gates, w, kept, lengths)
-        if gates.hidden is not None and getattr(self.spec.optimizer, "period", 1) > 1:
+        if gates.hidden is not None and self.spec.optimizer.period > 1:
             begun = None if kept is None else kept.pending
             position = state.memory.position if state else x.new_zeros(len(x), dtype=torch.long)
             phase = state.memory.phase if state else 0
@@ -173,7 +163,7 @@ class MemoryLayer(nn.Module):
     def initial_weights(self) -> tuple[Tensor, ...]:
         """W_0 [h, out, in]; Memora's are positive, exp of what is learned."""
         weights = tuple(w.to(torch.promote_types(w.dtype, torch.float32)) for w in self.weights)
-        if isinstance(self.spec.retention, SoftmaxRetention):
+        if self.spec.retention.positive:
             return tuple(w.exp() for w in weights)
         return weights
 
@@ -185,12 +175,12 @@ class MemoryLayer(nn.Module):
 
 
 def _require_bounded(spec: MemorySpec, admission: bool) -> None:
-    if spec.online and not getattr(spec.architecture, "normalize", True):
+    if spec.online and not spec.architecture.normalize:
         raise ValueError(
             f'{spec.architecture!r} with output="online": a layer needs normalize=True, for '
             "without it no step is safe for every length of the hidden layer"
         )
-    if admission and (isinstance(spec.retention, FixedRetention) or spec.retention.mapped):
+    if admission and (spec.retention.fixed or spec.retention.mapped):
         raise ValueError(
             f"admission=True does not go with {spec.retention!r}: what is not admitted must not be "
             "forgotten either, which takes ScalarRetention(), ChannelRetention() or NoRetention()"

@@ -10,17 +10,7 @@ from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.short_conv import ConvState, ShortConv
 from atlas_memory.layers.step_size import forgetting
-from atlas_memory.memory import (
-    ChannelRetention,
-    FixedRetention,
-    Gates,
-    LqRetention,
-    Matrix,
-    MemorySpec,
-    Momentum,
-    Muon,
-    NoRetention,
-)
+from atlas_memory.memory import Gates, MemorySpec
 
 CONV_SIZE = 4
 LARGEST_HIDDEN_STEP = 0.5  # of a hidden matrix towards a pair, whose part is never longer than 1
@@ -122,7 +112,7 @@ class GateProjections(nn.Module):
         self.weight = nn.Parameter(torch.empty(total, dim))
         self.bias = nn.Parameter(torch.empty(total))
         self.decay: Tensor
-        if isinstance(spec.retention, FixedRetention):
+        if spec.retention.fixed:
             self.register_buffer("decay", torch.empty(heads))
         self.reset_parameters()
 
@@ -134,7 +124,7 @@ class GateProjections(nn.Module):
                 bias.fill_(starts[name])
                 if name == "gamma":
                     bias[:, 0] = 4.0
-            if isinstance(self.spec.retention, FixedRetention):
+            if self.spec.retention.fixed:
                 self.decay.copy_(1 - 2.0 ** (-5 - torch.arange(self.heads)))
 
     def _split(self, x: Tensor) -> dict[str, Tensor]:
@@ -155,7 +145,7 @@ class GateProjections(nn.Module):
             steps.append(LARGEST_HIDDEN_STEP * opened["hidden"][..., 0])
         if "theta" in opened:
             theta = 0.9 * opened["theta"][..., 0]
-            heavy = not (self.spec.online and isinstance(self.spec.optimizer, Muon))
+            heavy = not (self.spec.online and self.spec.optimizer.orthogonal)
             steps = [step * (1 - theta) for step in steps] if heavy else steps
         if gamma is not None:
             looked = 1 + gamma[..., 1:].sum(dim=-1)
@@ -163,17 +153,17 @@ class GateProjections(nn.Module):
         return Gates(self._alpha(opened, share), steps[0], theta, gamma, *steps[1:])
 
     def _alpha(self, opened: dict[str, Tensor], share: Tensor) -> Tensor | None:
-        if isinstance(self.spec.retention, FixedRetention):
+        if self.spec.retention.fixed:
             return self.decay
-        if isinstance(self.spec.retention, ChannelRetention):
+        if self.spec.retention.channel:
             return opened["alpha"]
         if "alpha" not in opened:
             return None
         alpha = opened["alpha"][..., 0]
-        if isinstance(self.spec.architecture, Matrix) or self.spec.online:
+        if self.spec.online or not self.spec.architecture.deep:
             return alpha
         lost = (1 - alpha) / self.spec.chunk
-        if isinstance(self.spec.retention, LqRetention):
+        if self.spec.retention.steep:
             # W = A / ||A||^(q-2) grows as A fades: forget only while writing, and less than that.
             lost = 0.1 * share * lost
         return (1 - lost) * (1 - share / self.spec.chunk) if forgetting(self.spec) else 1 - lost
@@ -182,11 +172,9 @@ class GateProjections(nn.Module):
 def _widths(spec: MemorySpec, head_dim: int) -> dict[str, int]:
     """How many values each gate of the spec has at a token and head."""
     widths = {"eta": 1}
-    if isinstance(spec.retention, ChannelRetention):
-        widths["alpha"] = spec.features.dim(head_dim)
-    elif not isinstance(spec.retention, NoRetention | FixedRetention):
-        widths["alpha"] = 1
-    if isinstance(spec.optimizer, Momentum | Muon):
+    if spec.retention.forgets and not spec.retention.fixed:
+        widths["alpha"] = spec.features.dim(head_dim) if spec.retention.channel else 1
+    if spec.optimizer.momentum:
         widths["theta"] = 1
     if spec.window > 1:
         widths["gamma"] = spec.window

@@ -21,19 +21,7 @@ says how far a memory may travel in a chunk.
 import torch
 from torch import Tensor
 
-from atlas_memory.memory import (
-    DotProduct,
-    GatedMLP,
-    Huber,
-    Implicit,
-    LqRetention,
-    Matrix,
-    MemorySpec,
-    Muon,
-    Polynomial,
-    Sketch,
-    SoftmaxRetention,
-)
+from atlas_memory.memory import MemorySpec
 
 GELU_SLOPE = 1.13  # the largest |gelu'|
 STEEPNESS = 8.0  # of W = A / ||A||^(q-2) where A is small; at 1 gradients grew 10x in 100 tokens
@@ -41,8 +29,7 @@ STEEPNESS = 8.0  # of W = A / ||A||^(q-2) where A is small; at 1 gradients grew 
 
 def forgetting(spec: MemorySpec) -> bool:
     """Whether a step has to forget as much as it may write: alpha <= 1 - s'."""
-    grows = isinstance(spec.bias, DotProduct) and not isinstance(spec.architecture, Matrix)
-    return grows and not spec.retention.mapped and not isinstance(spec.optimizer, Muon)
+    return spec.bias.hebbian and spec.architecture.deep and not spec.materialized
 
 
 def largest_step(
@@ -52,40 +39,28 @@ def largest_step(
     if spec.online:
         return None
     heads = weights[0].new_ones(weights[0].shape[0])
-    if isinstance(spec.optimizer, Muon):
+    if spec.optimizer.orthogonal:
         return heads * spec.optimizer.period / spec.chunk
-    if isinstance(spec.optimizer, Implicit) or isinstance(spec.retention, SoftmaxRetention):
+    if spec.optimizer.implicit or spec.retention.positive:
         return None
-    if isinstance(spec.architecture, Matrix) and isinstance(spec.bias, DotProduct):
+    if spec.bias.hebbian and not spec.architecture.deep:
         return None
     with torch.no_grad():
-        return heads / (spec.rhythm * _rate(spec, weights, _energy(spec, coefficients)))
-
-
-def _energy(spec: MemorySpec, coefficients: Tensor | None) -> Tensor:
-    """The largest ||phi(k)||^2 of a key of length one, [h] or a scalar."""
-    if coefficients is None:
-        return torch.ones(())
-    if isinstance(spec.features, Sketch):
-        norms = torch.linalg.matrix_norm(coefficients, ord=2).square().prod()
-        return (norms / spec.features.size).square()
-    first = 0 if isinstance(spec.features, Polynomial) else 1
-    return coefficients[..., first:].sum(dim=-1)
+        energy = spec.features.energy(coefficients)
+        return heads / (spec.rhythm * _rate(spec, weights, energy))
 
 
 def _rate(spec: MemorySpec, weights: tuple[Tensor, ...], energy: Tensor) -> Tensor:
     """s' / s: how fast a unit of step can make the memory move."""
-    if isinstance(spec.retention, LqRetention):
+    if spec.retention.steep:
         return STEEPNESS * energy * _curvature(spec, weights, energy)
-    if isinstance(spec.architecture, Matrix):
+    if not spec.architecture.deep:
         return energy * _curvature(spec, weights, energy)
     rate = GELU_SLOPE * energy.sqrt()
-    if isinstance(spec.architecture, GatedMLP):
+    if spec.architecture.gated:
         rate = rate * energy.sqrt() * _largest(weights).clamp(min=1.0)
-    if isinstance(spec.bias, Huber):
-        return rate * spec.bias.delta
-    if isinstance(spec.bias, DotProduct):
-        return rate
+    if spec.bias.longest is not None:
+        return rate * spec.bias.longest
     return (
         rate * energy.sqrt() * (1 + _largest(weights).square()) * _curvature(spec, weights, energy)
     )
@@ -93,7 +68,7 @@ def _rate(spec: MemorySpec, weights: tuple[Tensor, ...], energy: Tensor) -> Tens
 
 def _curvature(spec: MemorySpec, weights: tuple[Tensor, ...], energy: Tensor) -> Tensor:
     """The bias' second derivative at the longest error that W_0 can make: (p - 1) |e|^(p - 2)."""
-    p = getattr(spec.bias, "p", 2.0)
+    p = spec.bias.power
     if p <= 2:
         return torch.ones_like(energy)
     reach = _largest(weights) * energy.sqrt()

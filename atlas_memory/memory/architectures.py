@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,28 +52,29 @@ def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
     return passed
 
 
-class Architecture(Protocol):
+class Architecture:
     """`inputs` are the positions of the matrices that act on phi(x) itself.
 
+    deep: it has hidden matrices. gated: two of them multiply each other. normalize: the features
+    that the output matrix reads have length one at most.
     `hidden` makes the features h that the output matrix W[0] reads, from the maps of the other
-    matrices; `back` takes dl/dh through them to dl/d(W x) of each.
+    matrices; `back` takes dl/dh through them to dl/d(W x) of each. `forward` and `backward` are
+    the whole network and its rank-one gradients.
     """
 
-    @property
-    def inputs(self) -> tuple[int, ...]: ...
-    def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]: ...
-    def hidden(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]: ...
-    def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]: ...
-    def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]: ...
-    def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]: ...
+    inputs: tuple[int, ...]
+    deep = True
+    gated = False
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Architecture):
     """M(x) = W phi(x), linear memory. W [dv, D]."""
 
-    residual = False
     inputs = (0,)
+    deep = False
+    residual = False
+    normalize = False
 
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
         return ((dv, features),)
@@ -92,7 +93,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class _Deep(ABC):
+class _Deep(Architecture, ABC):
     """M(x) = x + W1 h(phi(x)): what the two networks with a hidden layer share.
 
     normalize: h / sqrt(||h||^2 + 1e-4), written and read, so that a step is the delta rule's.
@@ -164,6 +165,7 @@ class GatedMLP(_Deep):
     """M(x) = x + W1 (s(W2 phi(x)) * W3 phi(x)), the memory of Atlas++.   [Atlas Eq. 43]"""
 
     inputs = (1, 2)
+    gated = True
 
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
         hidden = self.expansion * dv

@@ -5,23 +5,44 @@ Each bias gives its loss and its surprise, the gradient dl/dy at the memory's an
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class AttentionalBias(Protocol):
-    def loss(self, y: Tensor, v: Tensor) -> Tensor: ...
-    def surprise(self, y: Tensor, v: Tensor) -> Tensor: ...
+class AttentionalBias:
+    """What the engine and the layers ask of a bias, besides `loss` and `surprise`.
+
+    hebbian: the surprise is -v, whatever the memory answers. linear: it is linear in the answer, so
+    that a step can be solved exactly. power: the loss grows as the error to this power. longest: of
+    the surprise, for values of length one; None where it has no bound.
+    """
+
+    hebbian = False
+    linear = False
+
+    @property
+    def power(self) -> float:
+        return 2.0
+
+    @property
+    def longest(self) -> float | None:
+        return None
 
 
 @dataclass(frozen=True)
-class DotProduct:
+class DotProduct(AttentionalBias):
     """l = -<y, v>, the Hebbian rule.   [Atlas Eq. Hebbian Rule] [Atlas Eq. 45, 46, 49]
 
     Differs from the paper: the minus sign, without which descent would unlearn the pair.
     """
+
+    hebbian = True
+    linear = True
+
+    @property
+    def longest(self) -> float:
+        return 1.0
 
     def loss(self, y: Tensor, v: Tensor) -> Tensor:
         return -(y * v).sum(dim=-1)
@@ -31,8 +52,10 @@ class DotProduct:
 
 
 @dataclass(frozen=True)
-class L2:
+class L2(AttentionalBias):
     """l = 1/2 ||y - v||^2, so that eta is the delta rule's beta.   [Atlas Eq. 47]"""
+
+    linear = True
 
     def loss(self, y: Tensor, v: Tensor) -> Tensor:
         return (y - v).square().sum(dim=-1) / 2
@@ -42,7 +65,7 @@ class L2:
 
 
 @dataclass(frozen=True)
-class Lp:
+class Lp(AttentionalBias):
     """l = 1/p ||y - v||_p^p.   [Miras: Moneta]"""
 
     p: float = 3.0
@@ -50,6 +73,10 @@ class Lp:
     def __post_init__(self) -> None:
         if self.p < 1:
             raise ValueError(f"p={self.p}: Lp needs p >= 1, below it the loss is not convex")
+
+    @property
+    def power(self) -> float:
+        return self.p
 
     def loss(self, y: Tensor, v: Tensor) -> Tensor:
         return (y - v).abs().pow(self.p).sum(dim=-1) / self.p
@@ -61,7 +88,7 @@ class Lp:
 
 
 @dataclass(frozen=True)
-class Huber:
+class Huber(AttentionalBias):
     """The vector Huber loss: the surprise is never longer than delta.   [Miras: Yaad]
 
     l = 1/2 ||e||^2 inside ||e|| <= delta, delta (||e|| - delta/2) outside, e = y - v.
@@ -72,6 +99,10 @@ class Huber:
     def __post_init__(self) -> None:
         if self.delta <= 0:
             raise ValueError(f"delta={self.delta}: Huber needs delta > 0")
+
+    @property
+    def longest(self) -> float:
+        return self.delta
 
     def loss(self, y: Tensor, v: Tensor) -> Tensor:
         squared = (y - v).square().sum(dim=-1)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import Gates
-from atlas_memory.memory.retention import ChannelRetention, FixedRetention, NoRetention
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tree import Tensors
@@ -69,14 +68,12 @@ def _check_weights(weights: Tensors, spec: MemorySpec, k: Tensor, v: Tensor) -> 
 
 def _check_gates(gates: Gates, spec: MemorySpec, k: Tensor) -> None:
     b, h, t, dk = k.shape
-    alpha: list[int] = [b, h, t]
-    if isinstance(spec.retention, FixedRetention):
-        alpha = [h]
-    elif isinstance(spec.retention, ChannelRetention):
-        alpha = [b, h, t, spec.features.dim(dk)]
-    if isinstance(spec.retention, NoRetention) and gates.alpha is not None:
+    wide = [spec.features.dim(dk)] if spec.retention.channel else []
+    alpha = [h] if spec.retention.fixed else [b, h, t, *wide]
+    if not spec.retention.forgets and gates.alpha is not None:
         raise ValueError(
-            f"alpha {list(gates.alpha.shape)}: NoRetention() keeps everything, alpha must be None"
+            f"alpha {list(gates.alpha.shape)}: {spec.retention!r} keeps everything, alpha must be "
+            "None"
         )
     if gates.hidden is not None and not spec.online:
         raise ValueError(

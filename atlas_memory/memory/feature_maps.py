@@ -5,23 +5,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement, pairwise
 from math import comb, factorial, sqrt
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class FeatureMap(Protocol):
-    """A map R^dk -> R^D; `constants` is what it multiplies with, learnable or random."""
+class FeatureMap:
+    """A map R^dk -> R^D; `constants` is what it multiplies with: learned, or random.
 
-    def dim(self, dk: int) -> int: ...
-    def constants(self, dk: int) -> Tensor | None: ...
-    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor: ...
+    kernel: D is infinite, and a memory keeps pairs instead of the matrices that act on phi.
+    """
 
-
-@dataclass(frozen=True)
-class Identity:
-    """phi(x) = x."""
+    learned = False
+    kernel = False
+    normalize = False
 
     def dim(self, dk: int) -> int:
         return dk
@@ -29,8 +26,17 @@ class Identity:
     def constants(self, dk: int) -> Tensor | None:
         return None
 
+    def energy(self, constants: Tensor | None) -> Tensor:
+        """The largest ||phi(k)||^2 of a key of length one: a scalar, or one per head."""
+        return torch.ones(())
+
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         return x
+
+
+@dataclass(frozen=True)
+class Identity(FeatureMap):
+    """phi(x) = x."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def _require_degree(degree: int) -> None:
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(FeatureMap):
     """All monomials of degree <= p, weighted so that the kernel is exact.   [Atlas Eq. 4, 5]
 
         phi(q) . phi(k) = sum_{i=0..p} a_i (q . k)^i
@@ -93,6 +99,7 @@ class Polynomial:
     """
 
     degree: int = 2
+    learned = True
 
     def __post_init__(self) -> None:
         _require_degree(self.degree)
@@ -102,6 +109,10 @@ class Polynomial:
 
     def constants(self, dk: int) -> Tensor | None:
         return torch.tensor([1 / factorial(i) for i in range(self.degree + 1)], dtype=torch.float64)
+
+    def energy(self, constants: Tensor | None) -> Tensor:
+        assert constants is not None
+        return constants.sum(dim=-1)
 
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         assert constants is not None
@@ -114,13 +125,14 @@ class Polynomial:
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(FeatureMap):
     """Powers of every coordinate: phi(x) = (sqrt(a_1) x, sqrt(a_2) x^2, ..), D = p dk.
 
     The cheap stand-in for Polynomial: phi(q) . phi(k) = sum_i a_i sum_j (q_j k_j)^i.
     """
 
     degree: int = 2
+    learned = True
 
     def __post_init__(self) -> None:
         _require_degree(self.degree)
@@ -130,6 +142,10 @@ class Elementwise:
 
     def constants(self, dk: int) -> Tensor | None:
         return Polynomial(self.degree).constants(dk)
+
+    def energy(self, constants: Tensor | None) -> Tensor:
+        assert constants is not None
+        return constants[..., 1:].sum(dim=-1)
 
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         assert constants is not None
@@ -141,7 +157,7 @@ class Elementwise:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class Sketch(FeatureMap):
     """Random sketch of the polynomial kernel, never negative.   [PolySketchFormer]
 
         s(x) = prod_{m=1..p/2} (G_m x) / sqrt(size)     phi(x) = s(x) (x) s(x)
@@ -171,6 +187,11 @@ class Sketch:
         shape = (self.degree // 2, self.size, dk)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
+    def energy(self, constants: Tensor | None) -> Tensor:
+        assert constants is not None
+        norms = torch.linalg.matrix_norm(constants, ord=2).square().prod()
+        return (norms / self.size).square()
+
     def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
         assert constants is not None
         s = (x[..., None, :, :] @ constants.mT).prod(dim=-3) / sqrt(self.size)
@@ -180,7 +201,7 @@ class Sketch:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(FeatureMap):
     """phi*(x) = (1, x, x (x) x / sqrt(2!), ..), infinite, never truncated.   [Atlas Eq. 22]
 
     The first matrix of the memory becomes a kernel expansion; see `kernel.py`. The matrix that
@@ -188,15 +209,7 @@ class Exponential:
     """
 
     normalize: bool = True
-
-    def dim(self, dk: int) -> int:
-        return dk
-
-    def constants(self, dk: int) -> Tensor | None:
-        return None
-
-    def __call__(self, x: Tensor, constants: Tensor | None) -> Tensor:
-        return x
+    kernel = True
 
 
 Features = Identity | Polynomial | Elementwise | Sketch | Exponential

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from atlas_memory.memory.architectures import LinearMap, RankOne, plain
 from atlas_memory.memory.chunkwise import PairSum, coefficients, rows_at
-from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.layout import Layout, arrange, gather
 from atlas_memory.memory.omega import band
 from atlas_memory.memory.optimizers import TokenGates
@@ -264,7 +263,7 @@ def replay_kernel(state: MemoryState) -> tuple[Tensors, Tensors]:
     layout = arrange(tokens.offset, tokens.recent, 0, spec.chunk, None, None)
     _, k, v, alpha, eta, theta, gamma = _laid_out(tokens, layout, spec.window - 1)
     e = _open(state, heads)
-    pairs = _gradients(spec, e, Similarity(_normalize(spec)), k, v)
+    pairs = _gradients(spec, e, Similarity(spec.features.normalize), k, v)
     count = tokens.offset.repeat_interleave(heads)
     c = rows_at(coefficients(spec, alpha, band(-eta[..., None] * gamma), theta), count)
     momenta = e.S or (None,) * len(e.W)
@@ -280,11 +279,6 @@ def replay_kernel(state: MemoryState) -> tuple[Tensors, Tensors]:
     return per_head[0], per_head[1]
 
 
-def _normalize(spec: MemorySpec) -> bool:
-    assert isinstance(spec.features, Exponential)
-    return spec.features.normalize
-
-
 def _chunk(
     spec: MemorySpec, e: Expansion, streams: Tensors, count: Tensor, j: int, one_by_one: bool
 ) -> tuple[Tensor, Expansion]:
@@ -292,7 +286,7 @@ def _chunk(
     widths = (0, back, back, 0, 0, 0, 0)
     cut = tuple(x[:, j * b : (j + 1) * b + w] for x, w in zip(streams, widths, strict=True))
     run = _chunk_one_by_one if one_by_one else _chunk_at_once
-    arguments = spec, e, cut, Similarity(_normalize(spec))
+    arguments = spec, e, cut, Similarity(spec.features.normalize)
     if torch.is_grad_enabled() and not one_by_one:
         y, after = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
     else:

@@ -10,7 +10,6 @@ from torch import Tensor
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
 from atlas_memory.memory.chunkwise import hoist, pair_body
 from atlas_memory.memory.decode import decode
-from atlas_memory.memory.feature_maps import Exponential
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
 from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
@@ -18,10 +17,8 @@ from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.online import memorize_online_recurrent, newborn, to_state
 from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
-from atlas_memory.memory.optimizers import Implicit, Muon
 from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
 from atlas_memory.memory.recurrent import memorize_recurrent
-from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState
@@ -111,7 +108,7 @@ def fresh_state(
     """A memory that has read nothing, for rows and heads like those of k and v."""
     (b, h, _, dk), dv = k.shape, v.shape[-1]
     recent, opened, features = spec.recent_pairs, spec.open_tokens, spec.features.dim(dk)
-    wide = (features,) if isinstance(spec.retention, ChannelRetention) else ()
+    wide = (features,) if spec.retention.channel else ()
     gates = Gates(
         alpha=k.new_ones(b, h, opened, *wide),
         eta=k.new_zeros(b, h, opened),
@@ -119,7 +116,7 @@ def fresh_state(
         gamma=k.new_zeros(b, h, opened, spec.window),
     )
     past = None
-    if isinstance(spec.features, Exponential):
+    if spec.features.kernel:
         old = spec.window - 1
         empty = tuple(
             k.new_zeros(b, h, old, initial[i].shape[-2]) for i in spec.architecture.inputs
@@ -150,8 +147,7 @@ def _complete(
     b, h, t = k.shape[:3]
     alpha, eta, theta, gamma = gates.alpha, gates.eta, gates.theta, gates.gamma
     if alpha is None:
-        channel = isinstance(spec.retention, ChannelRetention)
-        wide = (spec.features.dim(k.shape[-1]),) if channel else ()
+        wide = (spec.features.dim(k.shape[-1]),) if spec.retention.channel else ()
         alpha = k.new_ones(()).expand(b, h, t, *wide)
     elif alpha.dim() == 1:
         alpha = alpha[None, :, None].expand(b, h, t)
@@ -159,7 +155,7 @@ def _complete(
     theta = k.new_zeros(()).expand(b, h, t) if theta is None else theta
     gamma = k.new_ones(()).expand(b, h, t, spec.window) if gamma is None else gamma
     eta = eta.to(k)
-    if isinstance(spec.optimizer, Implicit):
+    if spec.optimizer.implicit:
         eta = eta / (1 + eta * spec.features(k, constants).square().sum(-1))
     hidden = None
     if spec.online:
@@ -171,7 +167,7 @@ def _complete(
 def _run(
     form: str, tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
 ) -> tuple[Tensor, Tensors, Tensors, KernelPast | None]:
-    if isinstance(spec.features, Exponential):
+    if spec.features.kernel:
         return memorize_kernel(tokens, state, initial, spec, one_by_one=form == "recurrent")
     if form == "recurrent":
         return *memorize_recurrent(tokens, state, initial, spec), None
@@ -190,14 +186,14 @@ def compile_chunks(on: bool = True) -> None:
 
 @lru_cache(maxsize=64)
 def _compiled(spec: MemorySpec) -> Body:
-    muon = isinstance(spec.optimizer, Muon)
-    body: Body = torch.compile(muon_body(spec) if muon else pair_body(spec), dynamic=False)
+    own = muon_body(spec) if spec.optimizer.orthogonal else pair_body(spec)
+    body: Body = torch.compile(own, dynamic=False)
     return body
 
 
 def _per_token(spec: MemorySpec) -> bool:
     """Whether a chunk makes more than a few matrices."""
-    often = isinstance(spec.optimizer, Muon) and 4 * spec.optimizer.period < spec.chunk
+    often = spec.optimizer.orthogonal and 4 * spec.optimizer.period < spec.chunk
     return often or spec.retention.mapped
 
 
@@ -206,7 +202,7 @@ def _body(spec: MemorySpec) -> Body:
         return linear_body(spec)
     if _compiles and not _per_token(spec):
         return _compiled(spec)
-    if isinstance(spec.optimizer, Muon):
+    if spec.optimizer.orthogonal:
         return muon_body(spec)
     return mapped_body(spec) if spec.retention.mapped else pair_body(spec)
 
@@ -214,7 +210,7 @@ def _body(spec: MemorySpec) -> Body:
 def _hoist(spec: MemorySpec) -> Callable[[MemorySpec, Tensors, int], Tensors]:
     if spec.linear:
         return hoist_linear
-    return hoist_muon if isinstance(spec.optimizer, Muon) else hoist
+    return hoist_muon if spec.optimizer.orthogonal else hoist
 
 
 def _memorize_chunkwise(
@@ -301,8 +297,7 @@ def _streams(tokens: Tokens, layout: Layout | None, lookback: int) -> Tensors:
 def _decodes(tokens: Tokens, spec: MemorySpec) -> bool:
     """One token per row, and a chunk that can stay open."""
     whole = tokens.starts is None and tokens.lengths is None
-    kernel = isinstance(spec.features, Exponential)
-    return tokens.new == 1 and whole and not spec.linear and not kernel
+    return tokens.new == 1 and whole and not spec.linear and not spec.features.kernel
 
 
 def _advance(state: MemoryState, tokens: Tokens) -> MemoryState:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atlas_memory.memory.chunkwise import Coefficients, PairSum, gradient_point, gradients
 from atlas_memory.memory.omega import Gates
-from atlas_memory.memory.optimizers import Momentum, Muon, TokenGates
+from atlas_memory.memory.optimizers import Optimizer, TokenGates
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, OpenChunk
 from atlas_memory.memory.tree import Tensors
@@ -54,8 +54,7 @@ def begin(state: MemoryState, keys: Tensor, values: Tensor) -> OpenChunk:
     one = keys.new_ones(b, h, 1)
     pairs = gradient_pairs(state, one[..., 0], keys, values)
 
-    materialized = isinstance(spec.optimizer, Muon) or spec.retention.mapped
-    room_of = (1, 0) if materialized else (0, spec.chunk)
+    room_of = (1, 0) if spec.materialized else (0, spec.chunk)
 
     def room(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 0, *room_of))
@@ -70,8 +69,8 @@ def begin(state: MemoryState, keys: Tensor, values: Tensor) -> OpenChunk:
         A=keys.new_ones(b, h, width),
         B=keys.new_zeros(b, h, width),
         T=one,
-        L=state.start if materialized else (),
-        S=state.start_momentum if materialized else (),
+        L=state.start if spec.materialized else (),
+        S=state.start_momentum if spec.materialized else (),
     )
 
 
@@ -108,7 +107,7 @@ def write(
     o = replace(o, d=d, x=x)
     window = (slot[:, None] - torch.arange(spec.window, device=slot.device))[:, None]
     steps = torch.zeros_like(o.P).scatter(2, window.expand_as(gamma), -eta[..., None] * gamma)
-    momentum = isinstance(spec.optimizer, Momentum)
+    momentum = spec.optimizer.heavy
     P = theta[..., None] * o.P + steps if momentum else steps
     keep = alpha if alpha.dim() == 3 else alpha[..., None]
     T = theta[..., None] * o.T
@@ -124,8 +123,7 @@ def _step_matrices(
     Their open chunk keeps the pairs of the window alone, newest last.
     """
     alpha, eta, theta, gamma = gates
-    period = spec.optimizer.period if isinstance(spec.optimizer, Muon) else 1
-    steps = ((offset + 1) % period == 0)[:, None, None, None].to(eta)
+    steps = ((offset + 1) % spec.optimizer.period == 0)[:, None, None, None].to(eta)
     shaped = TokenGates(
         alpha=alpha[:, :, None] if alpha.dim() == 3 else alpha[..., None, None],
         eta=eta[..., None, None],
@@ -137,7 +135,7 @@ def _step_matrices(
     L, S = [], []
     for i, (d, x) in enumerate(zip(o.d, o.x, strict=True)):
         g = (oldest_first * d).mT @ x
-        if isinstance(spec.optimizer, Muon):
+        if spec.optimizer.orthogonal:
             moved, momentum = _muon(spec.optimizer, o.L[i], o.S[i], g, shaped, rows)
         else:
             moved, momentum = spec.optimizer.step(o.L[i], o.S[i] if o.S else g, g, shaped)
@@ -147,7 +145,7 @@ def _step_matrices(
 
 
 def _muon(
-    optimizer: Muon, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates, rows: Tensor
+    optimizer: Optimizer, L: Tensor, S: Tensor, g: Tensor, gates: TokenGates, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`Muon.step` that orthogonalizes only where a step is due: for the rows `rows`."""
     L, S = gates.alpha * L, gates.theta * S + g

@@ -14,9 +14,8 @@ from torch.nn.functional import pad
 from atlas_memory.memory.architectures import RankOne
 from atlas_memory.memory.chunkwise import by_block, by_slot, gradient_point, gradients, hoisted
 from atlas_memory.memory.omega import band, carried, decay
-from atlas_memory.memory.optimizers import Muon
+from atlas_memory.memory.optimizers import Optimizer
 from atlas_memory.memory.pair_sum import write_pairs
-from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
 
@@ -73,7 +72,7 @@ class MuonChunk:
 
 
 def muon_chunk(
-    optimizer: Muon, alpha: Tensor, eta: Tensor, theta: Tensor, gamma: Tensor
+    optimizer: Optimizer, alpha: Tensor, eta: Tensor, theta: Tensor, gamma: Tensor
 ) -> MuonChunk:
     m, stepping = alpha.shape[1], optimizer.stepping
     alpha = alpha if alpha.dim() == 3 else alpha[..., None]
@@ -88,9 +87,8 @@ def muon_chunk(
 def hoist_muon(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     """`chunkwise.hoist` for Muon: q, k, v, alpha and T, P, A, E, since of all chunks at once."""
     q, k, v, alpha, eta, theta, gamma = streams
-    if isinstance(spec.retention, ChannelRetention):
+    if spec.retention.channel:
         return streams
-    assert isinstance(spec.optimizer, Muon)
     fills = (alpha, 1.0), (eta, 0.0), (theta, 0.0), (gamma, 0.0)
     c = muon_chunk(spec.optimizer, *(by_block(x, block, fill) for x, fill in fills))
     made = (by_slot(x, len(q)) for x in (c.T, c.P, c.A, c.E[:, 0], c.since))
@@ -100,8 +98,7 @@ def hoist_muon(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
 def _hoisted_muon(spec: MemorySpec, streams: Tensors) -> MuonChunk:
     """What `hoist_muon` left in the streams, for a chunk that may be shorter than the others."""
     q, k, _, alpha, *rest = streams
-    assert isinstance(spec.optimizer, Muon)
-    if isinstance(spec.retention, ChannelRetention):
+    if spec.retention.channel:
         eta, theta, gamma = rest
         return muon_chunk(spec.optimizer, alpha, eta, theta, gamma)
     T, P, A, E, since = rest
@@ -109,7 +106,7 @@ def _hoisted_muon(spec: MemorySpec, streams: Tensors) -> MuonChunk:
     return MuonChunk(T, P[..., : k.shape[1]], A, E[:, None, :, :steps], since)
 
 
-def orthogonal(optimizer: Muon, S: list[Tensor]) -> list[Tensor]:
+def orthogonal(optimizer: Optimizer, S: list[Tensor]) -> list[Tensor]:
     """NS of every matrix; those of one shape, up to transposition, in a single batch."""
     flat = [s if s.shape[-2] <= s.shape[-1] else s.mT for s in S]
     if len(S) == 1 or len({s.shape for s in flat}) > 1:
@@ -127,7 +124,9 @@ def _behind_steps(E: Tensor, A: Tensor, L: Tensor, N: Tensor) -> Tensor:
     return torch.cat([L[:, None], A[:, :, None] * L[:, None] - moved], dim=1)
 
 
-def _momenta(optimizer: Muon, c: MuonChunk, S: Tensor, pairs: RankOne) -> tuple[Tensor, Tensor]:
+def _momenta(
+    optimizer: Optimizer, c: MuonChunk, S: Tensor, pairs: RankOne
+) -> tuple[Tensor, Tensor]:
     """S at every token that steps, and S behind the chunk."""
     (d, x), m, period = pairs, c.T.shape[1], optimizer.period
     if m == period:
@@ -141,7 +140,7 @@ def _momenta(optimizer: Muon, c: MuonChunk, S: Tensor, pairs: RankOne) -> tuple[
 
 
 def _muon_accumulators(
-    optimizer: Muon, c: MuonChunk, L: Tensors, S: Tensors, pairs: tuple[RankOne, ...]
+    optimizer: Optimizer, c: MuonChunk, L: Tensors, S: Tensors, pairs: tuple[RankOne, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """For every matrix, L' and L behind every step; and S behind the chunk."""
     momenta = [_momenta(optimizer, c, s, p) for s, p in zip(S, pairs, strict=True)]
@@ -153,7 +152,6 @@ def _muon_accumulators(
 
 def _muon_maps(spec: MemorySpec, c: MuonChunk, L_s: Tensor, m: int) -> Segments:
     optimizer = spec.optimizer
-    assert isinstance(optimizer, Muon)
     if not spec.retention.mapped:
         return Segments(L_s, c.since, optimizer.period)
     last = (torch.arange(m, device=L_s.device) + 1) // optimizer.period
@@ -164,7 +162,6 @@ def _muon_maps(spec: MemorySpec, c: MuonChunk, L_s: Tensor, m: int) -> Segments:
 def muon_body(spec: MemorySpec) -> Body:
     """One chunk of Muon, under any retention with one alpha per token."""
     optimizer = spec.optimizer
-    assert isinstance(optimizer, Muon)
 
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.optimizers import Muon, TokenGates
-from atlas_memory.memory.retention import ChannelRetention
+from atlas_memory.memory.optimizers import TokenGates
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
@@ -66,9 +65,8 @@ def _window_gradient(
 
 def _token_gates(spec: MemorySpec, tokens: Tokens, i: int, age: Tensor) -> TokenGates:
     alpha, eta, theta, _ = tokens.gates.complete()
-    channel = isinstance(spec.retention, ChannelRetention)
-    period = spec.optimizer.period if isinstance(spec.optimizer, Muon) else 1
-    steps = (age % spec.chunk + 1) % period == 0
+    channel = spec.retention.channel
+    steps = (age % spec.chunk + 1) % spec.optimizer.period == 0
     return TokenGates(
         alpha=alpha[:, :, i, None, :] if channel else alpha[:, :, i, None, None],
         eta=eta[:, :, i, None, None],

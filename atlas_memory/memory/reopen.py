@@ -10,7 +10,7 @@ from atlas_memory.memory.chunkwise import Coefficients, coefficients, rows_at
 from atlas_memory.memory.layout import gather
 from atlas_memory.memory.omega import Gates, band
 from atlas_memory.memory.open_chunk import begin, flat, gradient_pairs, write
-from atlas_memory.memory.optimizers import Momentum, Muon
+from atlas_memory.memory.optimizers import Momentum
 from atlas_memory.memory.pair_sum import write_pairs
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, OpenChunk
@@ -38,7 +38,7 @@ def reopen(state: MemoryState) -> OpenChunk:
 
 def _steps_inside(spec: MemorySpec) -> bool:
     """Whether matrices are changed by more than decay before the chunk is full."""
-    often = isinstance(spec.optimizer, Muon) and spec.optimizer.period < spec.chunk
+    often = spec.optimizer.orthogonal and spec.optimizer.period < spec.chunk
     return often or spec.retention.mapped
 
 
@@ -59,7 +59,7 @@ def _at_once(
 ) -> OpenChunk:
     """Tokens k, v [b, h, m, d], of which row r has offset[r], behind the look-back pairs."""
     spec, (k, v) = state.spec, pair
-    heads, muon = k.shape[1], isinstance(spec.optimizer, Muon)
+    heads, muon = k.shape[1], spec.optimizer.orthogonal
     alpha, eta, theta, gamma = map(flat, gates.complete())
     # The momentum of Muon is that of Momentum with steps of length -1.
     rule = replace(spec, optimizer=Momentum()) if muon else spec

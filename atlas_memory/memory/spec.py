@@ -4,25 +4,11 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-from atlas_memory.memory.architectures import ARCHITECTURES, MLP, Matrix, MemoryArchitecture
-from atlas_memory.memory.attentional_bias import BIASES, L2, Bias, DotProduct
-from atlas_memory.memory.feature_maps import FEATURE_MAPS, Exponential, Features, Identity
-from atlas_memory.memory.optimizers import (
-    OPTIMIZERS,
-    GradientDescent,
-    Implicit,
-    Momentum,
-    Muon,
-    Optimizer,
-)
-from atlas_memory.memory.retention import (
-    RETENTIONS,
-    ChannelRetention,
-    FixedRetention,
-    NoRetention,
-    Retention,
-    ScalarRetention,
-)
+from atlas_memory.memory.architectures import ARCHITECTURES, MLP, MemoryArchitecture
+from atlas_memory.memory.attentional_bias import BIASES, L2, Bias
+from atlas_memory.memory.feature_maps import FEATURE_MAPS, Features, Identity
+from atlas_memory.memory.optimizers import OPTIMIZERS, GradientDescent, Optimizer
+from atlas_memory.memory.retention import RETENTIONS, Retention, ScalarRetention
 
 CHOICES: dict[str, dict[str, Any]] = {
     "features": FEATURE_MAPS,
@@ -73,27 +59,24 @@ class MemorySpec:
     @property
     def online(self) -> bool:
         """A deep memory whose output matrix is exact at every token."""
-        return self.output == "online" and not isinstance(self.architecture, Matrix)
+        return self.output == "online" and self.architecture.deep
 
     @property
     def decays_first(self) -> bool:
         """Whether a gradient is taken at alpha_t W_{t-1} instead of W_{t-1}."""
-        before = isinstance(self.retention, ScalarRetention) and self.retention.before_gradient
-        return before or self.output == "online"
+        return self.retention.before_gradient or self.output == "online"
 
     @property
     def linear(self) -> bool:
         """A linear memory that is exact token by token, and computed by a triangular solve."""
-        if self.output == "online":
-            return isinstance(self.architecture, Matrix)
-        return (
-            isinstance(self.architecture, Matrix)
-            and isinstance(self.bias, DotProduct | L2)
-            and isinstance(self.optimizer, GradientDescent | Momentum | Implicit)
-            and not self.retention.mapped
-            and not isinstance(self.features, Exponential)
-            and (self.chunk == 1 or isinstance(self.bias, DotProduct))
-        )
+        sums = not (self.optimizer.orthogonal or self.retention.mapped or self.features.kernel)
+        exact = self.chunk == 1 or self.bias.hebbian or self.output == "online"
+        return not self.architecture.deep and self.bias.linear and sums and exact
+
+    @property
+    def materialized(self) -> bool:
+        """Whether the matrices themselves are needed inside a chunk, not only what they answer."""
+        return self.optimizer.orthogonal or self.retention.mapped
 
     @property
     def rhythm(self) -> int:
@@ -171,52 +154,50 @@ def _choice(kind: str, plain: Any) -> Any:
 def _clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
     """Pairs of choices that do not go together, each with the sentence that says why."""
     kind = type(spec.retention).__name__
-    matrix = isinstance(spec.architecture, Matrix)
-    architecture = type(spec.architecture).__name__
-    exponential = isinstance(spec.features, Exponential)
-    implicit = isinstance(spec.optimizer, Implicit)
-    before = isinstance(spec.retention, ScalarRetention) and spec.retention.before_gradient
-    plain = isinstance(spec.retention, NoRetention | FixedRetention | ScalarRetention)
+    architecture, optimizer = type(spec.architecture).__name__, type(spec.optimizer).__name__
+    matrix, implicit = not spec.architecture.deep, spec.optimizer.implicit
+    kernel, before = spec.features.kernel, spec.retention.before_gradient
+    plain = not (spec.retention.mapped or spec.retention.channel)
     return (
         (
             before and spec.chunk != 1 and spec.output == "chunk",
-            f"ScalarRetention(before_gradient=True) does not go with chunk={spec.chunk}: inside a "
+            f"{kind}(before_gradient=True) does not go with chunk={spec.chunk}: inside a "
             "chunk all gradients share one point that no decay has reached; use chunk=1",
         ),
         (
-            isinstance(spec.retention, ChannelRetention) and not matrix,
-            f"ChannelRetention() does not go with {architecture}(): alpha has one value per "
+            spec.retention.channel and not matrix,
+            f"{kind}() does not go with {architecture}(): alpha has one value per "
             "feature, and only the one matrix of Matrix() has the features as its input",
         ),
         (
-            implicit and not (matrix and isinstance(spec.bias, L2)),
-            f"Implicit() does not go with {architecture}() and {type(spec.bias).__name__}(): the "
-            "proximal step has a closed form for Matrix() with L2() alone",
+            implicit and (not matrix or not spec.bias.linear or spec.bias.hebbian),
+            f"{optimizer}() does not go with {architecture}() and {type(spec.bias).__name__}(): "
+            "the proximal step has a closed form for Matrix() with L2() alone",
         ),
         (
             implicit and spec.window != 1,
-            f"Implicit() does not go with window={spec.window}: its closed form is for one pair; "
-            "use window=1",
+            f"{optimizer}() does not go with window={spec.window}: its closed form is for one pair"
+            "; use window=1",
         ),
         (
             implicit and spec.chunk != 1,
-            f"Implicit() does not go with chunk={spec.chunk}: a step from an old point is no "
+            f"{optimizer}() does not go with chunk={spec.chunk}: a step from an old point is no "
             "proximal step; use chunk=1",
         ),
         (
-            exponential and not isinstance(spec.optimizer, GradientDescent | Momentum),
-            f"Exponential() does not go with {type(spec.optimizer).__name__}(): it needs the "
+            kernel and (spec.optimizer.orthogonal or implicit),
+            f"Exponential() does not go with {optimizer}(): it needs the "
             "momentum as a matrix, and phi* has infinitely many columns",
         ),
         (
-            exponential and (not plain or before),
+            kernel and (not plain or before),
             f"Exponential() does not go with {kind}"
             f"{'(before_gradient=True)' if before else '()'}: the kernel expansion keeps "
             "coefficients, which can only be scaled by one alpha per token",
         ),
         (
-            isinstance(spec.optimizer, Muon) and spec.optimizer.period > spec.chunk,
-            f"Muon(period={getattr(spec.optimizer, 'period', 0)}) does not go with "
+            spec.optimizer.period > spec.chunk,
+            f"{optimizer}(period={spec.optimizer.period}) does not go with "
             f"chunk={spec.chunk}: the period is counted inside a chunk and would never be reached",
         ),
     )
@@ -229,27 +210,27 @@ def _online_clashes(spec: MemorySpec) -> tuple[tuple[bool, str], ...]:
     hint = '; use output="chunk"'
     return (
         (
-            not isinstance(spec.bias, L2 | DotProduct),
+            not spec.bias.linear,
             f'output="online" does not go with {type(spec.bias).__name__}(): the exact step is '
             f"solved for errors that are linear in the memory, L2() or DotProduct(){hint}",
         ),
         (
-            not isinstance(spec.retention, NoRetention | FixedRetention | ScalarRetention),
+            spec.retention.mapped or spec.retention.channel,
             f'output="online" does not go with {type(spec.retention).__name__}(): it forgets with '
             f"one alpha per token, NoRetention(), FixedRetention() or ScalarRetention(){hint}",
         ),
         (
-            isinstance(spec.optimizer, Implicit),
+            spec.optimizer.implicit,
             'output="online" does not go with Implicit(), which has an exact step of its own'
             f"{hint}",
         ),
         (
-            isinstance(spec.optimizer, Muon) and isinstance(spec.architecture, Matrix),
+            spec.optimizer.orthogonal and not spec.architecture.deep,
             'output="online" does not go with Muon() and Matrix(): Muon orthogonalizes hidden '
             f"matrices, and Matrix() has none{hint}",
         ),
         (
-            isinstance(spec.features, Exponential),
+            spec.features.kernel,
             'output="online" does not go with Exponential(): its hidden matrices are kernel '
             f"expansions{hint}",
         ),

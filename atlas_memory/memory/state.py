@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import Gates
-from atlas_memory.memory.optimizers import Muon
-from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State, Tensors, leaves
 
@@ -132,12 +130,11 @@ class MemoryState(State):
         if spec.linear or spec.online or self.past is not None:
             return 0
         slots = spec.window - 1 + spec.chunk
-        materialized = isinstance(spec.optimizer, Muon) or spec.retention.mapped
-        kept = spec.window if materialized else slots
+        kept = spec.window if spec.materialized else slots
         pairs = kept * sum(w.shape[-1] + w.shape[-2] for w in self.start)
-        if materialized:
+        if spec.materialized:
             pairs += sum(w[0, 0].numel() for w in (*self.start, *self.start_momentum))
-        wide = self.start[0].shape[-1] if isinstance(spec.retention, ChannelRetention) else 1
+        wide = self.start[0].shape[-1] if spec.retention.channel else 1
         return b * h * (pairs + slots * (wide + 1) + 2 * wide + 1)
 
     def tensors(self) -> dict[str, Tensor]:
