@@ -55,8 +55,20 @@ def promised_of_gates(module):
         close(module.decay, 1 - 2.0 ** (-5 - torch.arange(module.heads)))
 
 
+def promised_of_answers(module):
+    """The gate is open, and the designed heads answer with the tokens that they wrote."""
+    close(module.read_out.gate_proj.bias, 1.0)
+    chosen = module.projections.designed
+    written = module.projections.v_proj.weight
+    answered = module.read_out.out_proj.weight.mT
+    same = F.cosine_similarity(answered, written, dim=1)
+    close(same[:chosen], 1.0)
+    assert (same[chosen:] < 0.9).all()
+
+
 def promised_of_memory(module):
     """The feature map's constants, an exact output from 0; the other W_0 are left to `alike`."""
+    promised_of_answers(module)
     if module.spec.online:
         close(module.weights[0], 0.0)
     constants = module.spec.features.constants(module.head_dim)
@@ -73,6 +85,7 @@ def promised_of_context(module):
 
 
 def promised_of_mesa(module):
+    promised_of_answers(module)
     close(module.log_ridge, 0.0)
     close(module.bias, 6.0)
 

@@ -83,6 +83,7 @@ class MemoryLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """a_i = 1/i!; W_0 such that the largest step writes about one pair (`_initial_std`)."""
+        self.read_out.undo(self.projections)
         for i, weight in enumerate(self.weights):
             nn.init.normal_(weight, std=self._initial_std(i, weight.shape))
         if self.spec.online:

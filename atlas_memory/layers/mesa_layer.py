@@ -55,6 +55,7 @@ class MesaLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """alpha starts near 1, lambda at 1."""
+        self.read_out.undo(self.projections)
         nn.init.zeros_(self.log_ridge)
         nn.init.normal_(self.weight, std=0.02)
         nn.init.constant_(self.bias, 6.0)

@@ -189,8 +189,26 @@ class ReadOut(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm = RMSNorm(require_heads(dim, heads))
-        self.gate_proj = nn.Linear(dim, dim, bias=False)
+        self.gate_proj = nn.Linear(dim, dim)
         self.out_proj = nn.Linear(dim, dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The gate starts open: around 0 it would let through a random twentieth of the answer,
+        and the memory would learn nothing until it has opened (docs/log.md).
+        """
+        nn.init.ones_(self.gate_proj.bias)
+
+    def undo(self, projections: Projections) -> None:
+        """Let designed heads answer with the tokens they wrote: out_proj = v_proj^T, at the scale
+        that out_proj has.
+        """
+        with torch.no_grad():
+            written = projections.v_proj.weight[: projections.designed]
+            answered = self.out_proj.weight[:, : projections.designed]
+            answered.copy_(
+                written.T * (self.out_proj.weight.norm() / projections.v_proj.weight.norm())
+            )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The tokens x [b, t, dim] and the memory's answers y [b, h, t, d] -> [b, t, dim]."""
