@@ -12,10 +12,10 @@ from typing import Any, Self
 from transformers import AutoConfig, PreTrainedConfig
 
 from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict
+from atlas_memory.family import SIZES, VARIANTS, preset
 from atlas_memory.layers.projections import designed_count
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.names import suggest
-from atlas_memory.variants import SIZES, VARIANTS, preset
 
 # What transformers itself writes into a config or passes to one, beside the fields it declares.
 OF_TRANSFORMERS = {
@@ -78,6 +78,12 @@ class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             self.memory = MemorySpec.from_dict(self.memory).to_dict()
         _check_shape(self)
         super().__post_init__(**others)  # type: ignore[no-untyped-call]
+
+    def __repr__(self) -> str:
+        shape = f"{self.num_hidden_layers} layers of {self.hidden_size}"
+        heads = f"{self.num_attention_heads} heads, vocabulary {self.vocab_size:,}"
+        memory = "" if self.memory_spec is None else f", memory={self.memory_spec}"
+        return f"AtlasConfig({self.variant or 'custom'}: {shape}, {heads}{memory})"
 
     @property
     def memory_spec(self) -> MemorySpec | None:

@@ -19,11 +19,11 @@ def suggest(name: str, choices: list[str]) -> str:
 
 
 def variant_names() -> list[str]:
-    return _keys("variants", "VARIANTS")
+    return _keys("family", "VARIANTS")
 
 
 def size_names() -> list[str]:
-    return _keys("variants", "SIZES")
+    return _keys("family", "SIZES")
 
 
 @cache

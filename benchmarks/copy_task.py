@@ -25,8 +25,8 @@ from torch import Tensor
 
 from atlas_memory.config import AtlasConfig
 from atlas_memory.experiments.fit import IGNORED, fit, labelled_loss
+from atlas_memory.family import variants
 from atlas_memory.model import AtlasForCausalLM
-from atlas_memory.variants import variants
 
 DEFAULT = ["gated_deltanet", "deltanet", "titans", "omeganet", "atlas", "atlas_mac"]
 DEFAULT += ["transformer_plus"]

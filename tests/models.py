@@ -5,8 +5,8 @@ from functools import cache
 import torch
 
 from atlas_memory.config import AtlasConfig
+from atlas_memory.family import SIZES, VARIANTS
 from atlas_memory.model import AtlasForCausalLM
-from atlas_memory.variants import SIZES, VARIANTS
 
 NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50}
 

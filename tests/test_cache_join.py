@@ -5,7 +5,7 @@ import torch
 from models import logits, shared, text
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.variants import variants
+from atlas_memory.family import variants
 
 LENGTHS = (1, 7, 33)
 

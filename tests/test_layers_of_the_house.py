@@ -18,7 +18,7 @@ FLOOR = {"notation": 0, "memory": 1, "layers": 2, "blocks": 3, "model": 4, "cli"
 FLOOR |= dict.fromkeys(("data", "training", "tasks", "evaluation", "serving", "experiments"), 5)
 FLOOR["demo"] = 5
 # The edge of the model: what it is built from, and what wraps it for other libraries.
-FLOOR |= {"registration": 0, "names": 0, "variants": 3, "config": 4, "cache": 4, "rollback": 4}
+FLOOR |= {"registration": 0, "names": 0, "family": 3, "config": 4, "cache": 4, "rollback": 4}
 FLOOR |= {"codec": 4}
 FLOOR |= {"retrofitting": 4}
 
@@ -45,9 +45,9 @@ def complaints(module: str, source: str) -> list[str]:
             saves = module == "atlas_memory.memory.state" and top == "safetensors"
             if here == "memory" and not saves and top not in {"torch", *sys.stdlib_module_names}:
                 found.append(f"{module} imports {target}: memory/ stands on torch alone")
-        elif there not in FLOOR:
+        elif there not in {*FLOOR, "__version__"}:
             found.append(f"{module} imports {target}: import from the module that defines it")
-        elif FLOOR[there] > FLOOR[here]:
+        elif FLOOR.get(there, 0) > FLOOR[here]:
             found.append(f"{module} imports {target}: {there} stands above {here}")
     return found
 

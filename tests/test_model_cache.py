@@ -11,7 +11,7 @@ from test_model_equivalences import CLOSE
 from atlas_memory.blocks import MAC, MAG, MAL
 from atlas_memory.cache import AtlasCache
 from atlas_memory.cli.costs import costs
-from atlas_memory.variants import VARIANTS, variants
+from atlas_memory.family import VARIANTS, variants
 
 GROWING = {"attention", "transformer_plus", "deeptransformer", "swdt", "dot"}
 BOUNDED = [variant for variant in variants() if variant not in GROWING]

@@ -5,7 +5,7 @@ import torch
 from models import build, text
 from torch._dynamo.utils import counters
 
-from atlas_memory.variants import variants
+from atlas_memory.family import variants
 
 # torch hides this warning of its own from users, but not from a filter that makes it an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -6,7 +6,7 @@ from models import build, logits, shared, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.variants import variants
+from atlas_memory.family import variants
 
 SHAPES = ["narrow", pytest.param("tiny", marks=pytest.mark.slow)]
 CLOSE = {"rtol": 0, "atol": 1e-7}

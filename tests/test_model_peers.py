@@ -7,10 +7,10 @@ from models import build, logits, text
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
+from atlas_memory.family import DEEP_TRANSFORMER, GATED_DELTANET
 from atlas_memory.layers.mamba2 import Mamba2
 from atlas_memory.memory import DotProduct, Exponential, Gates, Matrix, MemorySpec, NoRetention
 from atlas_memory.memory.memorize import memorize
-from atlas_memory.variants import DEEP_TRANSFORMER, GATED_DELTANET
 
 LLAMA_NAMES = {
     "mixer_norm": "input_layernorm",

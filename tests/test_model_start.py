@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from atlas_memory.family import variants
 from atlas_memory.layers.mamba import Mamba
 from atlas_memory.layers.mamba2 import Mamba2
 from atlas_memory.layers.memory_as_context import FOCUS, MemoryAsContext
@@ -19,7 +20,6 @@ from atlas_memory.layers.projections import GateProjections, Projections, design
 from atlas_memory.layers.shapes_only import ShapesOnly
 from atlas_memory.memory import FixedRetention
 from atlas_memory.model import AtlasForCausalLM, AtlasModel
-from atlas_memory.variants import variants
 
 KINDS = ["gated_deltanet", "gla", "polysketchformer", "titans", "atlas_plus", "retnet", "mesa"]
 KINDS += ["atlas_mac", "atlas_mag", "atlas_mal", "samba", "gated_deltanet_h2", "mamba2"]

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import DataCollatorWithFlattening, PreTrainedTokenizerFast, pipeline
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.variants import variants
+from atlas_memory.family import variants
 
 KINDS = ["transformer_plus", "swa", "gated_deltanet", "omeganet", "deeptransformer"]
 KINDS += ["atlas_mac", "samba", "gated_deltanet_h2"]

@@ -8,7 +8,7 @@ import torch
 from models import build, logits, shared, text
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.variants import variants
+from atlas_memory.family import variants
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 ASSISTED = ["atlas", "omeganet", "titans", "gated_deltanet", "mamba2", "swa"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from atlas_memory.variants import Variant
+    from atlas_memory.family import Variant
 
 
 def run(
@@ -16,7 +16,7 @@ def run(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="README's table.")] = False,
 ) -> None:
     """List the models and what separates them."""
-    from atlas_memory.variants import VARIANTS
+    from atlas_memory.family import VARIANTS
 
     if as_markdown:
         print(markdown_table())
@@ -33,7 +33,7 @@ def run(
 def described(name: str) -> dict[str, Any]:
     """A model and its row of the paper's Table 1 as plain data."""
     from atlas_memory.blocks import mixer_to_dict
-    from atlas_memory.variants import MARKS, TABLE_1, VARIANTS
+    from atlas_memory.family import MARKS, TABLE_1, VARIANTS
 
     variant, row = VARIANTS[name], TABLE_1.get(name)
     table = None
@@ -77,7 +77,7 @@ def _short(choice: object) -> str:
 
 def markdown_table() -> str:
     """Our models beside the paper's Table 1."""
-    from atlas_memory.variants import MARKS, TABLE_1, VARIANTS
+    from atlas_memory.family import MARKS, TABLE_1, VARIANTS
 
     head = ["name", "model", "attentional bias", "optimizer", *MARKS, "memory write M_t", "here"]
     rows = [head, ["---"] * len(head)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from atlas_memory import __version__
 from atlas_memory.cli import (
     data,
     demo,
@@ -45,8 +47,18 @@ app.command("serve")(serve.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"atlas {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def atlas() -> None:
+def atlas(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
     """Keeps `atlas` a group of commands however few of them there are."""
 
 

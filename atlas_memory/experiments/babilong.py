@@ -11,9 +11,9 @@ import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
 from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, short, train
+from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import babi, babilong
 from atlas_memory.tasks.corpora import backgrounds
-from atlas_memory.variants import VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -34,8 +34,8 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
     """Local attention, then the variant's own mixer."""
     from atlas_memory.blocks import MAC, Attention
     from atlas_memory.config import AtlasConfig
+    from atlas_memory.family import VARIANTS
     from atlas_memory.model import AtlasForCausalLM
-    from atlas_memory.variants import VARIANTS
 
     base = "titans" if variant == TITANS_MAC else variant
     mixer = MAC(cell["segment"]) if variant == TITANS_MAC else VARIANTS[base].mixers[0]

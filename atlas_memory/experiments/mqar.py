@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.family import VARIANTS
 from atlas_memory.tasks.mqar import IGNORED, MQAR
-from atlas_memory.variants import VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
 from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, short, train
+from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import needle
 from atlas_memory.tasks.corpora import backgrounds
 from atlas_memory.tasks.needle_lesson import lesson, sample, vocabulary
-from atlas_memory.variants import VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.family import VARIANTS
 from atlas_memory.names import suggest
-from atlas_memory.variants import VARIANTS
 
 
 class Progress(Protocol):

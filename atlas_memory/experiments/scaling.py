@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
 from atlas_memory.experiments.text_models import train_and_score
-from atlas_memory.variants import VARIANTS
+from atlas_memory.family import VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from atlas_memory.memory import Gates, MemorySpec
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdmissionState(State):
     """admitted [b, c - 1, h]: w of the last tokens. pending [b, h]: sum of mu since Muon's step."""
 

@@ -15,7 +15,7 @@ from atlas_memory.layers.softmax import full_attention, sliding_window_attention
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionState(State):
     """Rotated keys and values of the past, and the position of each row's next token."""
 

@@ -11,7 +11,7 @@ from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HybridState(State):
     memory: State
     attention: State

@@ -13,7 +13,7 @@ from atlas_memory.layers.documents import Lengths, Starts, document_ids, row_tai
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KVCache(State):
     """Slots of the past; `valid` says which of them exist for a row (None: all)."""
 

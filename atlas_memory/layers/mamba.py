@@ -16,7 +16,7 @@ from atlas_memory.layers.short_conv import ConvState, short_convolution
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MambaState(State):
     """The hidden state [b, inner, n] and the convolution's last inputs."""
 

@@ -38,7 +38,7 @@ MAMBA2 = MemorySpec(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mamba2State(State):
     memory: MemoryState
     conv: ConvState

@@ -34,7 +34,7 @@ from atlas_memory.memory.tree import State
 FOCUS = 0.7  # of q and k at the start: a token's own score is half of sqrt(head width)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ContextState(State):
     """The memory, its matrices when the open segment began, and the segment's keys and values.
 

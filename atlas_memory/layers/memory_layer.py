@@ -18,7 +18,7 @@ from atlas_memory.memory.state import read_tensors, write_tensors
 from atlas_memory.memory.tree import State, leaves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryLayerState(State):
     """The memory, the last inputs of the short convolution, and what admission has to remember."""
 
@@ -121,6 +121,12 @@ class MemoryLayer(nn.Module):
         starts: Starts | None = None,
         lengths: Lengths | None = None,
     ) -> tuple[Tensor, MemoryLayerState]:
+        """The tokens x behind those of `state`, [b, t, dim] -> [b, t, dim], and the state then.
+
+        starts [b, t]: a document begins here, with a fresh memory. lengths [b]: tokens of each row,
+        what follows is padding. None: one document and full rows.
+        """
+        self._require_fitting(x, state)
         older = None if state is None else state.conv
         (q, k, v), conv = self.projections(x, older, starts, lengths)
         weights, coefficients = self.initial_weights(), self.coefficients()
@@ -135,6 +141,21 @@ class MemoryLayer(nn.Module):
             check=False,
         )
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
+
+    def _require_fitting(self, x: Tensor, state: MemoryLayerState | None) -> None:
+        dim = self.heads * self.head_dim
+        if x.dim() != 3 or x.shape[2] != dim:
+            raise ValueError(f"x {list(x.shape)}: this layer needs [rows, tokens, {dim}]")
+        if state is None:
+            return
+        rows, width = state.conv.tail.shape[0], state.conv.tail.shape[2] // 3
+        if width != dim:
+            raise ValueError(f"the state is of a layer of width {width}, this one has {dim}")
+        if rows != len(x):
+            raise ValueError(
+                f"the state holds {rows} rows and the input {len(x)}; select the rows, or start "
+                "from state=None"
+            )
 
     def _admit(
         self,

@@ -17,7 +17,7 @@ from atlas_memory.memory.tree import State
 SMALLEST_RIDGE = 0.01  # keeps the solve well-posed whatever the outer training does
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MesaLayerState(State):
     memory: MesaState
     conv: ConvState

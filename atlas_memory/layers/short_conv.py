@@ -12,7 +12,7 @@ from atlas_memory.layers.documents import Lengths, Starts, document_ids, row_tai
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConvState(State):
     """The last size - 1 inputs of each row; zeros stand for inputs that do not exist."""
 

@@ -75,6 +75,11 @@ def _check_gates(gates: Gates, spec: MemorySpec, k: Tensor) -> None:
             f"alpha {list(gates.alpha.shape)}: {spec.retention!r} keeps everything, alpha must be "
             "None"
         )
+    if not spec.optimizer.momentum and gates.theta is not None:
+        raise ValueError(
+            f"theta {list(gates.theta.shape)}: {spec.optimizer!r} has no momentum, theta must be "
+            "None"
+        )
     if gates.hidden is not None and not spec.online:
         raise ValueError(
             f'hidden {list(gates.hidden.shape)}: only a deep memory with output="online" steps its '

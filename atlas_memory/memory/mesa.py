@@ -20,7 +20,7 @@ from atlas_memory.memory.tree import State
 BLOCK = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MesaState(State):
     """G = sum zeta v k^T [b, h, dv, dk], H = sum zeta k k^T [b, h, dk, dk], ridge [h]."""
 

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gates(State):
     """What the outer network tells the memory at every token. None means 1 (theta: 0).
     alpha and theta are decays, 0 or more.

@@ -20,7 +20,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 OUTPUTS = ("chunk", "online")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemorySpec:
     """The choices that make a memory; what does not go together is refused when it is built.
 
@@ -55,6 +55,10 @@ class MemorySpec:
         for clash, reason in (*_clashes(self), *_online_clashes(self)):
             if clash:
                 raise ValueError(reason)
+
+    def __repr__(self) -> str:
+        """Without what is as it always is; the text still makes the same spec."""
+        return _brief(self, {"stop_gradient", "output"})
 
     @property
     def online(self) -> bool:
@@ -119,6 +123,18 @@ class MemorySpec:
         for name in plain:
             _require_known(name, known, "MemorySpec")
         return cls(**{n: _choice(n, v) if n in CHOICES else v for n, v in plain.items()})
+
+
+def _brief(choice: Any, silent: set[str] | None = None) -> str:
+    """A dataclass as the call that makes it, without the fields (of `silent`) at their defaults."""
+    parts = []
+    for f in fields(choice):
+        value = getattr(choice, f.name)
+        if f.name in CHOICES:
+            parts.append(f"{f.name}={_brief(value)}")
+        elif value != f.default or (silent is not None and f.name not in silent):
+            parts.append(f"{f.name}={value!r}")
+    return f"{type(choice).__name__}({', '.join(parts)})"
 
 
 def _constructors(known: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ forms, any cut and any batch of rows at different positions continue from the sa
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State, Tensors, leaves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KernelPast(State):
     """The pairs of phi*: keys [b, h, N, dk], coefficients p and their momentum [b, h, N, out].
 
@@ -45,7 +45,7 @@ class KernelPast(State):
         return replace(wide, exists=wide.exists[:, 0, :, 0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OpenChunk(State):
     """The open chunk as decoding keeps it; see `decode.py`. It follows from the rest of the state.
 
@@ -65,7 +65,7 @@ class OpenChunk(State):
     S: Tensors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryState(State):
     """start, start_momentum: per matrix [b, h, out, in], as of the open chunk's first token.
     keys, values [b, h, R, d]: the last R = window - 1 + chunk - 1 pairs, newest last.
@@ -94,6 +94,13 @@ class MemoryState(State):
     hidden: Tensors = ()
     recent: Tensors = ()
     phase: int | None = None
+
+    def _told(self) -> Iterator[str]:
+        first, last = int(self.position.min()), int(self.position.max())
+        rows, heads = self.keys.shape[:2]
+        yield f"{rows} rows x {heads} heads"
+        yield f"{first:,} tokens" if first == last else f"{first:,} to {last:,} tokens"
+        yield f"{self.num_bytes:,} bytes"
 
     @property
     def offset(self) -> Tensor:

@@ -43,6 +43,17 @@ class State:
         """One batch of these rows and then those of the others, wherever each row stands."""
         return self._by_row(lambda *parts: join(parts), self, *others)
 
+    def __repr__(self) -> str:
+        """One line: numbers by the thousand say less than their shapes."""
+        return f"{type(self).__name__}({', '.join(self._told())})"
+
+    def _told(self) -> Iterator[str]:
+        for name, part in children(self):
+            if isinstance(part, Tensor):
+                yield f"{name} {list(part.shape)}"
+            elif part is not None and part != ():
+                yield f"{name}: {len(part)}" if isinstance(part, tuple) else f"{name}={part}"
+
     def _by_row(self, change: Callable[..., Any], *states: Self) -> Self:
         sides = _aligned(*states)
         return replace(self, **{n: change(*side) for n, side in sides if n not in self.shared})

@@ -14,13 +14,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from atlas_memory.blocks import Memory
+from atlas_memory.family import VARIANTS
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.names import suggest
 from atlas_memory.retrofitting.beside import MAPS, LowRank, MemoryBeside
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.families import FAMILIES, require_llama_like
 from atlas_memory.retrofitting.model import RetrofittedForCausalLM
-from atlas_memory.variants import VARIANTS
 
 LARGEST_HEAD = 64  # of a memory, whose weights and state grow with its square
 PROBE = 12  # tokens on which base and retrofitted model must agree

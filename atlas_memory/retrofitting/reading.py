@@ -38,7 +38,7 @@ NAME = "atlas_window"
 Turn = Callable[[Tensor, Tensor], Tensor]  # queries [b, t, h, d] turned back by [b, t] positions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RetrofittedState(State):
     """What a layer carries: its attention's window and, where it has one, its memory."""
 

@@ -24,7 +24,7 @@ from atlas_memory.layers.softmax import visibility
 from atlas_memory.memory.tree import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WindowState(State):
     """The window's slots, the text's first pairs, and the position of each row's next token."""
 

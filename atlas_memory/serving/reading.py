@@ -31,7 +31,7 @@ NATS = 1 / np.log(2)  # bits of a nat
 Block = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory:
     """What a model knows after `position` tokens; a value, which reading leaves as it is.
 
@@ -43,6 +43,10 @@ class Memory:
     cache: AtlasCache
     last: Tensor
     bits: Tensor
+
+    def __repr__(self) -> str:
+        told = f"{self.position:,} tokens, {self.surprise:.2f} bits each, {self.num_bytes:,} bytes"
+        return f"Memory({told if self.rows == 1 else f'{self.rows} rows, {told}'})"
 
     @property
     def position(self) -> int:

@@ -49,7 +49,7 @@ class MemoryTrace:
     momentum: Tensor | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerTrace:
     """Norms [t] of what the two halves of a layer add to its stream, and of the stream then.
 
@@ -64,6 +64,9 @@ class LayerTrace:
     out: Tensor
     memory: MemoryTrace | None
 
+    def __repr__(self) -> str:
+        return f"LayerTrace({self.mixer}, {len(self.stream):,} tokens)"
+
     @property
     def contribution(self) -> Tensor:
         """The read-out's length as a share of the stream with it: 1 where there is little else."""
@@ -74,7 +77,7 @@ class LayerTrace:
         return self.feed_forward / self.out.clamp(min=1e-12)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """tokens [t]. surprise [t]: -log2 p(token | tokens before), NaN for the first token.
 
@@ -85,6 +88,11 @@ class Trace:
     surprise: Tensor
     points: Tensor
     layers: tuple[LayerTrace, ...]
+
+    def __repr__(self) -> str:
+        memories = sum(layer.memory is not None for layer in self.layers)
+        told = f"{len(self.layers)} layers, {memories} of them memories"
+        return f"Trace({len(self.tokens):,} tokens, {self.mean_surprise:.2f} bits each, {told})"
 
     @property
     def mean_surprise(self) -> float:

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from atlas_memory.cli.costs import costs, flops_per_token, parameters
 from atlas_memory.cli.main import main
 from atlas_memory.config import AtlasConfig
+from atlas_memory.family import SIZES, VARIANTS, variants
 from atlas_memory.model import AtlasForCausalLM
-from atlas_memory.variants import SIZES, VARIANTS, variants
 
 SIZED = ["transformer_plus", "omeganet", "atlas"]
 GROWING = {"attention", "transformer_plus", "deeptransformer", "swdt", "dot"}

@@ -1,11 +1,11 @@
-"""README's table of models is the one that variants.py says."""
+"""README's table of models is the one that family.py says."""
 
 from pathlib import Path
 
 import pytest
 
 from atlas_memory.cli.list import markdown_table
-from atlas_memory.variants import MARKS, TABLE_1, VARIANTS
+from atlas_memory.family import MARKS, TABLE_1, VARIANTS
 
 README = Path(__file__).parents[2] / "README.md"
 

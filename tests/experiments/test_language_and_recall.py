@@ -7,8 +7,8 @@ import pytest
 from atlas_memory.cli.main import main
 from atlas_memory.experiments import language, load, recall
 from atlas_memory.experiments.language_model import paper_recipe
+from atlas_memory.family import VARIANTS
 from atlas_memory.tasks.key_values import Documents
-from atlas_memory.variants import VARIANTS
 
 OPTIONS = ["--variants", "transformer_plus,atlas", "--threads", "1"]
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from saved import byte_model, greedy, same
 
 import atlas_memory as am
+from atlas_memory.family import variants
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.serving.memory_file import inspect
-from atlas_memory.variants import variants
 
 TEXT = [*b"a text whose length is no multiple of anything"]
 

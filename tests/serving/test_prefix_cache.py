@@ -10,10 +10,10 @@ from saved import byte_model, greedy, same
 
 import atlas_memory as am
 from atlas_memory.cache import _tensors
+from atlas_memory.family import variants
 from atlas_memory.serving.engine import Capacity, Engine
 from atlas_memory.serving.reading import read_blocks
 from atlas_memory.serving.recent import Recent
-from atlas_memory.variants import variants
 
 TEXT = [*b"Call me Ishmael. Some years ago, never mind how long precisely, " * 3]
 

@@ -15,11 +15,11 @@ from saved import byte_model, greedy, same
 from served import client, serving, small, upload
 
 import atlas_memory as am
+from atlas_memory.family import variants
 from atlas_memory.serving.memory_check import MemoryCheck
 from atlas_memory.serving.memory_file import MemoryFile, _checksum, inspect_bytes, to_bytes
 from atlas_memory.serving.server.limits import Limits
 from atlas_memory.serving.server.store import Store
-from atlas_memory.variants import variants
 
 TEXT = "The tide came in. \u2603 The tide went out. " * 5
 

@@ -7,7 +7,7 @@ import torch
 from models import build, shared, text
 
 import atlas_memory as am
-from atlas_memory.variants import VARIANTS
+from atlas_memory.family import VARIANTS
 
 TIME = 45
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from atlas_memory.family import SIZES, VARIANTS
 from atlas_memory.names import size_names, variant_names
 from atlas_memory.training.recipe import (
     RECIPES,
@@ -10,7 +11,6 @@ from atlas_memory.training.recipe import (
     load_recipe,
     recipe_names,
 )
-from atlas_memory.variants import SIZES, VARIANTS
 
 
 def write(tmp_path, text):

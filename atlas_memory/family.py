@@ -7,11 +7,9 @@ of definition (windows, chunks, features per size) stands in the first section.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import cycle, islice
-from types import ModuleType
 from typing import Any
 
 from atlas_memory.blocks import (
@@ -292,13 +290,3 @@ def _row(line: str) -> tuple[str, Row]:
 
 
 TABLE_1 = dict(_row(line) for line in _TABLE_1.strip().splitlines())
-
-
-class _CallableModule(ModuleType):
-    """`atlas_memory.variants()` is a function to users and a module to Python; let it be both."""
-
-    def __call__(self) -> tuple[str, ...]:
-        return variants()
-
-
-sys.modules[__name__].__class__ = _CallableModule
