@@ -6,9 +6,8 @@ A model is a pattern of mixers repeated over its depth: (Memory(),) is a recurre
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -82,6 +81,8 @@ class Width:
 
 class Mixer(Protocol):
     """Mixes tokens along time: forward(x, state, *, starts, lengths) -> (y, state)."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def build(self, width: Width) -> nn.Module: ...
 
@@ -188,7 +189,7 @@ class Mamba2:
         return mamba2.Mamba2(width.dim, width.heads, state_size=self.state_size)
 
 
-MIXERS: dict[str, Callable[..., Mixer]] = {
+MIXERS: dict[str, Any] = {
     "memory": Memory,
     "attention": Attention,
     "mag": MAG,
@@ -203,7 +204,7 @@ MIXERS: dict[str, Callable[..., Mixer]] = {
 def mixer_to_dict(mixer: Mixer) -> dict[str, Any]:
     """Plain data for JSON; `mixer_from_dict` reads it back."""
     names = {choice: name for name, choice in MIXERS.items()}
-    return {"mixer": names[type(mixer)], **asdict(mixer)}  # type: ignore[call-overload]
+    return {"mixer": names[type(mixer)], **asdict(mixer)}
 
 
 def mixer_from_dict(plain: dict[str, Any]) -> Mixer:
@@ -212,7 +213,7 @@ def mixer_from_dict(plain: dict[str, Any]) -> Mixer:
     if name not in MIXERS:
         raise ValueError(f"mixer={name!r} is unknown; {suggest(str(name), list(MIXERS))}")
     given = {key: value for key, value in plain.items() if key != "mixer"}
-    own = [field.name for field in fields(MIXERS[name])]  # type: ignore[arg-type]
+    own = [field.name for field in fields(MIXERS[name])]
     for key in given:
         if key not in own:
             raise ValueError(f"unknown field {key!r} of mixer {name!r}; {suggest(key, own)}")

@@ -32,7 +32,7 @@ OF_TRANSFORMERS = {
 }
 
 
-class AtlasConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+class AtlasConfig(PreTrainedConfig):
     """Shape of the outer network, its pattern of mixers and the memory inside them.
 
     mixers: {"mixer": name, ...} per layer, repeated over the depth. memory: MemorySpec.to_dict().

@@ -25,7 +25,7 @@ from atlas_memory.blocks import (
     Width,
     mixer_to_dict,
 )
-from atlas_memory.layers.shapes_only import ShapesOnly
+from atlas_memory.layers.shapes_only import ShapesOnly, num_parameters
 from atlas_memory.memory.architectures import MLP, GatedMLP, Matrix
 from atlas_memory.memory.attentional_bias import L2, DotProduct, Huber, Lp
 from atlas_memory.memory.feature_maps import (
@@ -230,8 +230,7 @@ def _feed_forward_width(mixers: list[Mixer], memory: MemorySpec | None, shape: S
     width = Width(shape.dim, shape.heads, memory)
     with ShapesOnly():
         built = [mixer.build(width) for mixer in mixers]
-    counts = [sum(p.numel() for p in mixer.parameters()) for mixer in built]
-    depth = islice(cycle(counts), shape.layers)
+    depth = islice(cycle(map(num_parameters, built)), shape.layers)
     norms = (2 * shape.layers + 1) * shape.dim
     left = shape.parameters - shape.vocabulary * shape.dim - norms - sum(depth)
     return max(shape.dim, round(left / shape.layers / (3 * shape.dim) / 16) * 16)

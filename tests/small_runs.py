@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from atlas_memory.training import checkpoints
 from atlas_memory.training.prepare import prepare
 from atlas_memory.training.recipe import Recipe
 from atlas_memory.training.run import run
@@ -103,3 +105,12 @@ def losses(folder):
 
 def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def cut_back(folder, step):
+    """As if the process had been killed after the checkpoint of `step`."""
+    for checkpoint in checkpoints.checkpoints(folder / "checkpoints"):
+        if checkpoints.step_of(checkpoint) > step:
+            shutil.rmtree(checkpoint)
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "model")

@@ -19,7 +19,7 @@ FLOOR |= dict.fromkeys(("data", "training", "tasks", "evaluation", "serving", "e
 FLOOR["demo"] = 5
 # The edge of the model: what it is built from, and what wraps it for other libraries.
 FLOOR |= {"registration": 0, "names": 0, "family": 3, "config": 4, "cache": 4, "rollback": 4}
-FLOOR |= {"codec": 4}
+FLOOR |= {"codec": 4, "files": 0}
 FLOOR |= {"retrofitting": 4}
 
 

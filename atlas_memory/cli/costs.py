@@ -16,7 +16,7 @@ from atlas_memory import blocks
 from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.mamba2 import MAMBA2
 from atlas_memory.layers.projections import GateProjections
-from atlas_memory.layers.shapes_only import ShapesOnly
+from atlas_memory.layers.shapes_only import ShapesOnly, num_parameters
 from atlas_memory.memory.linear import block_size
 from atlas_memory.memory.online_chunk import run_length
 from atlas_memory.memory.spec import MemorySpec
@@ -51,16 +51,12 @@ def parameters(config: AtlasConfig) -> int:
     embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     with ShapesOnly():
         layers = [_block(mixer, config) for mixer in config.mixer_of_layer()]
-    return embeddings + config.hidden_size + sum(_count(layer) for layer in layers)
+    return embeddings + config.hidden_size + sum(map(num_parameters, layers))
 
 
 def _block(mixer: blocks.Mixer, config: AtlasConfig) -> nn.Module:
     inner = mixer.build(config.width)
     return blocks.Block(config.hidden_size, config.intermediate_size, inner, config.rms_norm_eps)
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @torch.inference_mode()

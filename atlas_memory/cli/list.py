@@ -63,12 +63,12 @@ def choices(variant: Variant) -> str:
     return " + ".join(parts)
 
 
-def _short(choice: object) -> str:
+def _short(choice: Any) -> str:
     """Polynomial(degree=2) -> Polynomial(2), Matrix() -> Matrix, defaults left out."""
     from dataclasses import MISSING, fields
 
     given = []
-    for field in fields(choice):  # type: ignore[arg-type]
+    for field in fields(choice):
         value = getattr(choice, field.name)
         if field.default is MISSING or value != field.default or field.name == "degree":
             given.append(str(value) if field.name == "degree" else f"{field.name}={value}")

@@ -31,19 +31,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("list")(list_command.run)
-app.command("show")(show.run)
-app.command("demo")(demo.run)
-app.command("train")(train.run)
-app.command("retrofit")(retrofit.run)
-app.command("data")(data.run)
-app.command("memorize")(memorize.run)
-app.command("memory")(memory.run)
-app.command("generate")(generate.run)
-app.command("experiment")(experiment.run)
-app.command("eval")(eval_command.run)
-app.command("inspect")(inspect.run)
-app.command("serve")(serve.run)
+COMMANDS = {
+    "list": list_command,
+    "show": show,
+    "demo": demo,
+    "train": train,
+    "retrofit": retrofit,
+    "data": data,
+    "memorize": memorize,
+    "memory": memory,
+    "generate": generate,
+    "experiment": experiment,
+    "eval": eval_command,
+    "inspect": inspect,
+    "serve": serve,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command.run)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 

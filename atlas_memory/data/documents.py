@@ -117,8 +117,8 @@ def _json_documents(path: Path, field: str) -> Iterator[Document]:
 
 
 def _parquet_documents(path: Path, field: str) -> Iterator[Document]:
-    import pyarrow  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow
+    import pyarrow.parquet
 
     try:
         file = pyarrow.parquet.ParquetFile(path)

@@ -70,7 +70,7 @@ def _from_home_page() -> bytes:
 
 
 def _from_hub() -> bytes:
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(io.BytesIO(_download(HUB)), columns=["text"])
     return "".join(table.column("text").to_pylist()).encode()

@@ -36,7 +36,7 @@ class HubDataset:
         return [[self.name, self.split, self.field]]
 
     def _open(self) -> Iterator[dict[str, object]]:
-        from datasets import load_dataset  # type: ignore[import-untyped]
+        from datasets import load_dataset
 
         name, _, config = self.name.partition(":")
         try:

@@ -143,7 +143,7 @@ def _wrapped(backend: Any, end: str | None = None) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     pad = PAD if backend.token_to_id(PAD) is not None else end
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=end,
         pad_token=pad,

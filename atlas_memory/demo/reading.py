@@ -17,6 +17,7 @@ from atlas_memory.demo.picture import picture
 from atlas_memory.demo.result import Answer, Fact, Result
 from atlas_memory.evaluation.long_reading import BLOCK, answer, read_through
 from atlas_memory.layers.admission import WriteGate
+from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.tasks import babi, babilong
 from atlas_memory.tasks.background import Hidden, in_rows
@@ -59,7 +60,7 @@ def _read(
         seconds=seconds,
         state_bytes=size,
         cache_bytes=cache_bytes(memory, words),
-        parameters=sum(p.numel() for p in memory.parameters()),
+        parameters=num_parameters(memory),
         window=window.config.mixers[-1]["window"],
         admitted=int((gates > 0).sum()),
         picture=picture(texts[0], gates, lexicon),

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.evaluation.long_reading import Prompt, Say, answers, chosen
+from atlas_memory.evaluation.long_reading import Prompt, Say, answers, by_length, chosen, corpus_of
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.tasks import babilong
 from atlas_memory.tasks.babilong_prompt import around, correct
 from atlas_memory.tasks.background import Background, Hidden
-from atlas_memory.tasks.corpora import backgrounds
 
 DEFAULTS: dict[str, Any] = {
     "tasks": list(babilong.TASKS),
@@ -34,23 +32,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Shares of right answers by task and length, `accuracy` their mean; settings as DEFAULTS."""
     plan = chosen(settings, DEFAULTS)
-    encode = partial(tokenizer.fast.encode, add_special_tokens=False)
-    every = range(tokenizer.vocab_size)
-    _, background = backgrounds(plan["corpus"], plan["megabytes"], encode, every, say)
-    figures: dict[str, Any] = {}
-    for task in plan["tasks"]:
-        for length in plan["lengths"]:
-            drawn = _draw(task, length, plan, background, encode)
-            said = answers(model, tokenizer, [p for p, _ in drawn], plan, say)
-            right = [correct(task, *qa, s) for s, (_, qa) in zip(said, drawn, strict=True)]
-            figures[f"{task}_{length}"] = float(np.mean(right))
-            say(f"babilong {task} at {length:,} tokens: {figures[f'{task}_{length}']:.3f}")
-    return {
-        "accuracy": float(np.mean(list(figures.values()))),
-        **figures,
-        "items": plan["samples"],
-        "deviations": _deviations(plan),
-    }
+    encode, background = corpus_of(tokenizer, plan, say)
+
+    def right(task: str, length: int) -> list[bool]:
+        drawn = _draw(task, length, plan, background, encode)
+        said = answers(model, tokenizer, [p for p, _ in drawn], plan, say)
+        return [correct(task, *qa, s) for s, (_, qa) in zip(said, drawn, strict=True)]
+
+    found = by_length("babilong", plan["tasks"], plan, right, say)
+    return {**found, "deviations": _deviations(plan)}
 
 
 def _draw(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.data.tokenizer import Tokenizer
+from atlas_memory.files import whole
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.names import suggest
-from atlas_memory.tasks.background import Hidden, in_rows
+from atlas_memory.tasks.background import Background, Hidden, in_rows
+from atlas_memory.tasks.corpora import backgrounds
 
 Say = Callable[[str], None]
 
@@ -53,17 +56,11 @@ def read_through(
             speed = len(block) * (passed - first) / (now - begun)
             say(f"read {passed:,} of {tokens:,} tokens in {len(block)} rows, {speed:,.0f} tokens/s")
             if keep is not None:
-                _write(cache, keep)
+                with whole(keep) as draft:
+                    cache.save(draft)
     if keep is not None:
         keep.unlink(missing_ok=True)
     return cache
-
-
-def _write(cache: AtlasCache, path: Path) -> None:
-    """Whole or not at all."""
-    other = path.with_name(f".{path.name}.{os.getpid()}")
-    cache.save(other)
-    os.replace(other, path)
 
 
 @torch.no_grad()
@@ -135,3 +132,26 @@ def chosen(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
         if name not in defaults:
             raise ValueError(f"unknown setting {name!r}; {suggest(name, list(defaults))}")
     return {**defaults, **settings}
+
+
+def corpus_of(tokenizer: Tokenizer, plan: Mapping[str, Any], say: Say) -> tuple[Any, Background]:
+    """How to encode a text, and the text of `plan` that questions are hidden in."""
+    encode = partial(tokenizer.fast.encode, add_special_tokens=False)
+    every = range(tokenizer.vocab_size)
+    return encode, backgrounds(plan["corpus"], plan["megabytes"], encode, every, say)[1]
+
+
+def by_length(
+    what: str,
+    names: Sequence[str],
+    plan: Mapping[str, Any],
+    right: Callable[[str, int], Sequence[bool]],
+    say: Say,
+) -> dict[str, Any]:
+    """Shares of `right(name, length)` for all names and lengths; `accuracy` is their mean."""
+    figures: dict[str, Any] = {}
+    for name, length in product(names, plan["lengths"]):
+        figures[f"{name}_{length}"] = float(np.mean(right(name, length)))
+        say(f"{what} {name} at {length:,} tokens: {figures[f'{name}_{length}']:.3f}")
+    mean = float(np.mean(list(figures.values())))
+    return {"accuracy": mean, **figures, "items": plan["samples"]}

@@ -161,7 +161,7 @@ def table(results: list[Result]) -> Table:
     rows = []
     for row, bits in found.items():
         average = mean(bits) if bits else None
-        known = average is not None and atlas is not None
+        behind = None if average is None or atlas is None else f"{average - atlas:+.3f}"
         spread = f"{stdev(bits):.3f}" if len(bits) > 1 else None
         own = [r for r in results if r.cell["row"] == row]
         again = second(own)
@@ -170,7 +170,7 @@ def table(results: list[Result]) -> Table:
                 row,
                 None if average is None else f"{average:.3f}",
                 spread,
-                f"{average - atlas:+.3f}" if known else None,  # type: ignore[operator]
+                behind,
                 None if again is None else f"{again:.3f}",
                 own[0].figures["parameters"],
                 *_published(row),
@@ -221,17 +221,11 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="ablation",
-    question=(
+    "ablation",
+    (
         "Does every part of Atlas contribute: gated MLP and attention help, a linear memory, "
         "c = 1 and no polynomial hurt?"
     ),
-    presets=PRESETS,
-    variants=tuple(ROWS),
-    cells=cells,
-    run=train_and_score,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    *(PRESETS, tuple(ROWS), cells, train_and_score, table, plot, deviations),
     choices=tuple(ROWS),
 )

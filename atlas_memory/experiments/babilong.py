@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
-from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, short, train
+from atlas_memory.experiments.long_context import (
+    BLOCK,
+    LARGE,
+    SHAPE,
+    TITANS_MAC,
+    build,
+    learn_and_measure,
+    priced,
+    short,
+)
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import babi, babilong
 from atlas_memory.tasks.corpora import backgrounds
@@ -22,7 +31,6 @@ if TYPE_CHECKING:
     from atlas_memory.tasks.background import Background
     from atlas_memory.tasks.words import Words
 
-BLOCK = 2_048  # tokens of a forward pass
 CHANCE = 1 / 6
 
 # Fine-tuned baselines of the BABILong paper on qa1, exact match; Mamba was not measured beyond.
@@ -33,21 +41,9 @@ PUBLISHED = {
 }
 CLAIM = "paper: Atlas (MAC) above 0.80 at 10M tokens, where Titans drops"
 
-SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = SHAPE | {
     "task": "qa1",
-    "corpus": "enwik8",
     "megabytes": 4.0,
-    "buckets": 512,
-    "dim": 32,
-    "heads": 2,
-    "local": 6,  # a sentence; what reaches farther answers instead of the memory
-    "window": 32,  # of a sliding-window transformer
-    "segment": 64,
-    "chunk": 64,
-    "period": 64,
-    "omega": 2,
-    "expansion": 4,
-    "admission": True,  # a write gate, so that what is not admitted changes nothing
     # shortest and longest text, questions, tokens of a batch, steps
     "stages": [
         [100, 100, 5, 1_500, 300],
@@ -55,8 +51,6 @@ SMALL: dict[str, Any] = {
         [300, 1_000, 8, 2_500, 350],
         [1_000, 4_000, 10, 4_000, 300],
     ],
-    "rate": 4e-3,
-    "price": 0.15,
     # tokens, samples; [10_000_000, 2] is another quarter of an hour for Titans on a core
     "lengths": [[4_000, 64], [16_000, 32], [128_000, 8], [1_000_000, 4]],
 }
@@ -72,21 +66,14 @@ PRESETS = {
     "small": SMALL,
     # The published protocol, per task; the model's size is not stated, segments of 512 tokens.
     "paper": SMALL
+    | LARGE
     | {
         "corpus": "emozilla/pg19",
         "megabytes": 11_000.0,
         "buckets": 50_000,
-        "dim": 768,
-        "heads": 12,
         "local": 512,
-        "window": 512,
-        "segment": 512,
-        "chunk": 64,
-        "period": 64,
-        "omega": 16,
         "stages": [[512, 512 * n, 1, 64 * 512 * n, 10_000] for n in (1, 2, 4, 6, 8, 16, 32)],
         "rate": 1e-4,
-        "price": 0.0,
         "lengths": [[n, 1_000] for n in babilong.LENGTHS.values() if 0 < n <= 1_000_000]
         + [[10_000_000, 100]],
     },
@@ -114,20 +101,10 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     def lesson(tokens: int, questions: int, random: np.random.Generator) -> Any:
         return babilong.lesson(cell["task"], tokens, questions, training, words, random)
 
-    begun = time.monotonic()
-    fitted = train(model, cell, lesson, workspace.folder, workspace.say)
-    model.train(False)
-
     def at_length(tokens: int, samples: int, keep: Path) -> dict[str, Any]:
         return asked(model, cell, tokens, samples, testing, words, keep, workspace.say)
 
-    parameters = sum(p.numel() for p in model.parameters())
-    measured = measure(cell["lengths"], at_length, workspace.folder, workspace.say)
-    return {
-        "training": fitted | {"seconds": time.monotonic() - begun},
-        "parameters": parameters,
-        "lengths": measured,
-    }
+    return learn_and_measure(model, cell, lesson, at_length, workspace)
 
 
 def asked(
@@ -215,10 +192,7 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
         "questions stand between the facts in training, so that a text teaches several times",
         "half of the training texts are made of sentences that contain a word of the task",
     ]
-    if settings["price"]:
-        said.append(
-            f"the loss has a price of {settings['price']} per nat on open write and forget gates"
-        )
+    said += priced(settings)
     if settings["corpus"] != "emozilla/pg19":
         said += [
             f"the background is {settings['corpus']}, not PG19",
@@ -231,15 +205,11 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="babilong",
-    question="Does a model that was trained on at most 4K tokens still know where somebody is "
+    "babilong",
+    "Does a model that was trained on at most 4K tokens still know where somebody is "
     "after 10M tokens of other text? The paper: Atlas (MAC) above 80%, Titans below.",
-    presets=PRESETS,
-    variants=("titans", "atlas", "swa", "atlas_mac", TITANS_MAC),
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    PRESETS,
+    ("titans", "atlas", "swa", "atlas_mac", TITANS_MAC),
+    *(cells, run, table, plot, deviations),
     choices=(*VARIANTS, TITANS_MAC),
 )

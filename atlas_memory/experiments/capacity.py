@@ -297,16 +297,10 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="capacity",
-    question=(
+    "capacity",
+    (
         "How many pairs does a memory hold: d for a matrix (Prop. 1), binom(d+p, p) on phi_p "
         "(Prop. 2), more when it is deep (Thm. 1), and what does one online pass leave of it?"
     ),
-    presets=PRESETS,
-    variants=(),
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    *(PRESETS, (), cells, run, table, plot, deviations),
 )

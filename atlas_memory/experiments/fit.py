@@ -7,7 +7,6 @@ are all there is to keep: a resumed fit is the same, bit for bit.
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from atlas_memory.files import whole
 
 IGNORED = -100
 SCHEDULES = ("cosine", "constant")
@@ -207,15 +208,12 @@ class _Checkpoint:
         if self.path is None or not (now or due):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        other = self.path.with_name(f".{CHECKPOINT}.{os.getpid()}")
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "generator": torch.get_rng_state(),
-                "fitted": asdict(fitted),
-            },
-            other,
-        )
-        os.replace(other, self.path)
+        kept = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": torch.get_rng_state(),
+            "fitted": asdict(fitted),
+        }
+        with whole(self.path) as draft:
+            torch.save(kept, draft)
         self.saved = time.monotonic()

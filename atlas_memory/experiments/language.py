@@ -219,13 +219,7 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="language",
-    question="Does a better memory make a better language model of the same size?",
-    presets=PRESETS,
-    variants=VARIANTS,
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    "language",
+    "Does a better memory make a better language model of the same size?",
+    *(PRESETS, VARIANTS, cells, run, table, plot, deviations),
 )

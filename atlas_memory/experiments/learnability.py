@@ -218,16 +218,10 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="learnability",
-    question=(
+    "learnability",
+    (
         "Which functions does a small MLP learn online, pair by pair: low rank best, attention's "
         "outputs as inputs faster than an MLP, attention itself worst?"
     ),
-    presets=PRESETS,
-    variants=(),
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    *(PRESETS, (), cells, run, table, plot, deviations),
 )

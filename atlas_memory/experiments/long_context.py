@@ -9,7 +9,6 @@ nothing measurable on four thousand, so nothing else would teach it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atlas_memory.files import write_whole
+from atlas_memory.layers.shapes_only import num_parameters
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from atlas_memory.experiments.experiment import Workspace
     from atlas_memory.model import AtlasForCausalLM
 
 Batch = tuple["Tensor", "Tensor", float]
@@ -27,7 +30,36 @@ Lesson = Callable[[int, int, np.random.Generator], tuple[Any, Any]]
 
 # Titans in the arrangement of Atlas' row, which the package has no name for.
 TITANS_MAC = "titans_mac"
+BLOCK = 2_048  # tokens of a forward pass
 FLOOR = 1e-8  # a gate below it is closed: ten million of them add up to a tenth
+
+# Settings of a model that learns a long task in minutes.
+SHAPE: dict[str, Any] = {
+    "corpus": "enwik8",
+    "buckets": 512,
+    "dim": 32,
+    "heads": 2,
+    "local": 6,  # a sentence; what reaches farther answers instead of the memory
+    "window": 32,  # of a sliding-window transformer
+    "segment": 64,
+    "chunk": 64,
+    "period": 64,
+    "omega": 2,
+    "expansion": 4,
+    "admission": True,  # a write gate, so that what is not admitted changes nothing
+    "rate": 4e-3,
+    "price": 0.15,
+}
+LARGE: dict[str, Any] = {
+    "dim": 768,
+    "heads": 12,
+    "window": 512,
+    "segment": 512,
+    "chunk": 64,
+    "period": 64,
+    "omega": 16,
+    "price": 0.0,
+}
 
 
 def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCausalLM:
@@ -137,7 +169,8 @@ def train(
         folder=folder,
         say=say,
     )
-    return {"loss": fitted.last["loss"], "steps": fitted.steps, "finite": fitted.finite}
+    told = {"loss": fitted.last["loss"], "steps": fitted.steps, "finite": fitted.finite}
+    return told | {"seconds": fitted.seconds}
 
 
 def batch_of(cell: Mapping[str, Any], step: int, lesson: Lesson) -> Batch:
@@ -160,6 +193,26 @@ def _stage(stages: list[list[int]], step: int) -> tuple[int, list[int]]:
     raise ValueError(f"step {step} is behind the last stage")
 
 
+def learn_and_measure(
+    model: AtlasForCausalLM,
+    cell: Mapping[str, Any],
+    lesson: Lesson,
+    at_length: Callable[[int, int, Path], dict[str, Any]],
+    workspace: Workspace,
+) -> dict[str, Any]:
+    """Train on short texts, then read long ones and ask."""
+    fitted = train(model, cell, lesson, workspace.folder, workspace.say)
+    model.train(False)
+    measured = measure(cell["lengths"], at_length, workspace.folder, workspace.say)
+    return {"training": fitted, "parameters": num_parameters(model), "lengths": measured}
+
+
+def priced(settings: Mapping[str, Any]) -> list[str]:
+    if not settings["price"]:
+        return []
+    return [f"the loss has a price of {settings['price']} per nat on open write and forget gates"]
+
+
 def measure(
     lengths: list[list[int]],
     at_length: Callable[[int, int, Path], dict[str, Any]],
@@ -173,9 +226,7 @@ def measure(
         done.append(at_length(tokens, samples, folder / f"reading-{tokens}.safetensors"))
         say(f"{tokens:,} tokens: {done[-1]['accuracy']:.3f}")
         folder.mkdir(parents=True, exist_ok=True)
-        other = path.with_name(f".{path.name}.{os.getpid()}")
-        other.write_text(json.dumps(done))
-        os.replace(other, path)
+        write_whole(path, json.dumps(done))
     return done
 
 

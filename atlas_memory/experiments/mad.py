@@ -9,6 +9,7 @@ import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
 from atlas_memory.family import VARIANTS
+from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.tasks import mad
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         "finite": fitted.finite,
         "history": fitted.history,
         "ceiling": ceiling(cell["task"], train, test),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": num_parameters(model),
         "state_bytes": model.state_bytes(test[0].shape[1]),
     }
 
@@ -310,14 +311,8 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="mad",
-    question="Does a better memory rule do better on MAD's six synthetic tasks? The paper says "
+    "mad",
+    "Does a better memory rule do better on MAD's six synthetic tasks? The paper says "
     "Atlas leads on all of them (Table 4); measured: accuracy on the same tasks.",
-    presets=PRESETS,
-    variants=tuple(PUBLISHED),
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    *(PRESETS, tuple(PUBLISHED), cells, run, table, plot, deviations),
 )

@@ -10,6 +10,7 @@ import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
 from atlas_memory.family import VARIANTS
+from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.tasks.mqar import IGNORED, MQAR
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         "history": fitted.history,
         "state_bytes": sizes["state"],
         "memory_bytes": sizes["memory"],
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": num_parameters(model),
     }
 
 
@@ -315,11 +316,11 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="mqar",
-    question="How much does a memory recall for its size? The paper says Atlas recalls most per "
+    "mqar",
+    "How much does a memory recall for its size? The paper says Atlas recalls most per "
     "byte of state (Figure 7); measured: multi-query associative recall against state bytes.",
-    presets=PRESETS,
-    variants=(
+    PRESETS,
+    (
         "attention",
         "linear_attention",
         "mamba2",
@@ -329,9 +330,5 @@ EXPERIMENT = Experiment(
         "omeganet",
         "atlas",
     ),
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    *(cells, run, table, plot, deviations),
 )

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
-from atlas_memory.experiments.long_context import TITANS_MAC, build, measure, short, train
+from atlas_memory.experiments.long_context import (
+    BLOCK,
+    LARGE,
+    SHAPE,
+    TITANS_MAC,
+    build,
+    learn_and_measure,
+    priced,
+    short,
+)
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import needle
 from atlas_memory.tasks.corpora import backgrounds
@@ -22,7 +31,6 @@ if TYPE_CHECKING:
     from atlas_memory.tasks.background import Background
     from atlas_memory.tasks.words import Words
 
-BLOCK = 2_048  # tokens of a forward pass
 
 # RULER by language models of 4K tokens of training: 2K, 4K, 8K, 16K (W: to 8K)
 PUBLISHED = {
@@ -40,29 +48,15 @@ PUBLISHED = {
     ("DeltaNet", "w"): (46.2, 20.0, 1.6),
 }
 
-SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = SHAPE | {
     "kinds": {"pk": 4, "n": 4},  # kind of needle: signs of its value
-    "corpus": "enwik8",
     "megabytes": 2.0,
-    "buckets": 512,
-    "dim": 32,
-    "heads": 2,
-    "local": 6,  # a sentence; what reaches farther answers instead of the memory
-    "window": 32,  # of a sliding-window transformer
-    "segment": 64,
-    "chunk": 64,
-    "period": 64,
-    "omega": 2,
-    "expansion": 4,
-    "admission": True,
     # shortest and longest text, needles, tokens of a batch, steps
     "stages": [
         [120, 120, 3, 1_500, 300],
         [120, 400, 3, 1_500, 150],
         [400, 1_000, 3, 2_000, 100],
     ],
-    "rate": 4e-3,
-    "price": 0.15,
     # tokens, samples
     "lengths": [[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
 }
@@ -80,21 +74,14 @@ PRESETS = {
     # What the table of the paper has is `atlas eval RUN --task niah` of a language model; this is
     # the same table for models that are trained on the task, at its lengths.
     "paper": SMALL
+    | LARGE
     | {
         "kinds": {"pk": 7, "n": 7, "w": 32},
         "megabytes": 20.0,
         "buckets": 30_000,
-        "dim": 768,
-        "heads": 12,
-        "window": 512,
-        "segment": 512,
-        "chunk": 64,
-        "period": 64,
         "local": 64,
-        "omega": 16,
         "stages": [[256, 256, 2, 65_536, 2_000], [256, 4_096, 4, 524_288, 8_000]],
         "rate": 4e-4,
-        "price": 0.0,
         "lengths": [[2_048, 500], [4_096, 500], [8_192, 500], [16_384, 500]],
     },
 }
@@ -122,15 +109,10 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     def make(tokens: int, needles: int, random: np.random.Generator) -> Any:
         return lesson(cell["kind"], tokens, needles, cell["signs"], training, words, random)
 
-    fitted = train(model, cell, make, workspace.folder, workspace.say)
-    model.train(False)
-
     def at_length(tokens: int, samples: int, keep: Path) -> dict[str, Any]:
         return asked(model, cell, tokens, samples, testing, words, keep, workspace.say)
 
-    measured = measure(cell["lengths"], at_length, workspace.folder, workspace.say)
-    parameters = sum(p.numel() for p in model.parameters())
-    return {"training": fitted, "parameters": parameters, "lengths": measured}
+    return learn_and_measure(model, cell, make, at_length, workspace)
 
 
 def haystacks(cell: Cell, words: Words, workspace: Workspace) -> tuple[Background, Background]:
@@ -222,23 +204,15 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
         f"the haystack is {settings['corpus']}, from a random sentence on, not the essays",
         "training texts have several needles, each with its question behind it",
     ]
-    if settings["price"]:
-        said.append(
-            f"the loss has a price of {settings['price']} per nat on open write and forget gates"
-        )
-    return said
+    return said + priced(settings)
 
 
 EXPERIMENT = Experiment(
-    name="niah",
-    question="Is a number that was read once found again in a text many times longer than those "
+    "niah",
+    "Is a number that was read once found again in a text many times longer than those "
     "of the training? The paper: Atlas keeps 97% (PK) and 84% (N) at 16K tokens after 4K.",
-    presets=PRESETS,
-    variants=("atlas_mac", TITANS_MAC, "swa", "omeganet", "gated_deltanet", "transformer_plus"),
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    PRESETS,
+    ("atlas_mac", TITANS_MAC, "swa", "omeganet", "gated_deltanet", "transformer_plus"),
+    *(cells, run, table, plot, deviations),
     choices=(*VARIANTS, TITANS_MAC),
 )

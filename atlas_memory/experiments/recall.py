@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
+from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.tasks.key_values import Documents, sentence, vocabulary
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _run_stand_in(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         say=workspace.say,
     )
     shares = {str(pairs): _contains(model, tokenizer, cell, pairs) for pairs in cell["asked"]}
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = num_parameters(model)
     return {"contains": shares, "loss": fitted.last["loss"], "parameters": parameters}
 
 
@@ -138,7 +139,7 @@ def word_tokenizer(documents: Documents) -> Tokenizer:
     words = [END, *vocabulary(documents)]
     backend = Backend(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token=END))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
     return Tokenizer("words", fast)
 
 
@@ -227,13 +228,7 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="recall",
-    question="Do better memories close the gap to Transformers in in-context recall?",
-    presets=PRESETS,
-    variants=VARIANTS,
-    cells=cells,
-    run=run,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    "recall",
+    "Do better memories close the gap to Transformers in in-context recall?",
+    *(PRESETS, VARIANTS, cells, run, table, plot, deviations),
 )

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
 from atlas_memory.family import VARIANTS
+from atlas_memory.files import whole, write_whole
 from atlas_memory.names import suggest
 
 
@@ -138,16 +139,6 @@ class Folder:
         return self.path / "cells" / f"{digest(cell)}.json"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """All of the text or none of it, whatever happens while it is written."""
-    other = path.with_name(f".{path.name}.{os.getpid()}")
-    with other.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(other, path)
-
-
 def missing(order: Order, folder: Folder) -> list[Cell]:
     return [cell for cell in order.cells() if folder.result(cell) is None]
 
@@ -235,7 +226,6 @@ def write_report(
     figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
     order.experiment.plot(results, figure)
-    other = folder.path / f".{name}.{os.getpid()}.png"
-    figure.savefig(other, dpi=120)
-    os.replace(other, folder.path / f"{name}.png")
+    with whole(folder.path / f"{name}.png") as draft:
+        figure.savefig(draft, dpi=120, format="png")
     return shown

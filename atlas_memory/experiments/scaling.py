@@ -189,16 +189,12 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="scaling",
-    question=(
+    "scaling",
+    (
         "Do Atlas and OmegaNet stay below the baselines as the training context and the compute "
         "grow?"
     ),
-    presets=PRESETS,
-    variants=("atlas", "omeganet", "titans", "transformer_plus"),
-    cells=cells,
-    run=train_and_score,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    PRESETS,
+    ("atlas", "omeganet", "titans", "transformer_plus"),
+    *(cells, train_and_score, table, plot, deviations),
 )

@@ -20,7 +20,7 @@ from atlas_memory.evaluation.reread import reread
 from atlas_memory.experiments.experiment import Cell, Result, Workspace
 from atlas_memory.experiments.fit import fit, labelled_loss
 from atlas_memory.family import VARIANTS
-from atlas_memory.training.prepare import equal_width, num_parameters
+from atlas_memory.training.prepare import equal_width, parameters_of
 
 POSITIONS = 16  # stretches of a window that are scored apart
 VALIDATION_SHARE = 0.1  # of a text that has no split of its own
@@ -106,7 +106,7 @@ def train_and_score(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     return {
         "bits": sum(by_position) / len(by_position) if by_position else math.inf,
         "by_position": [float(f"{bits:.4f}") for bits in by_position],
-        "parameters": num_parameters(config),
+        "parameters": parameters_of(config),
         "reread": reread(model, kept) if fitted.finite else None,
         "tokens": cell["steps"] * cell["batch"] * cell["length"],
         "flops": flops * cell["steps"],

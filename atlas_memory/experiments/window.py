@@ -138,14 +138,8 @@ def deviations(settings: Settings) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="window",
-    question="Does a larger local context c of the Omega rule help, at every context length?",
-    presets=PRESETS,
-    variants=("omeganet",),
-    cells=cells,
-    run=train_and_score,
-    table=table,
-    plot=plot,
-    deviations=deviations,
+    "window",
+    "Does a larger local context c of the Omega rule help, at every context length?",
+    *(PRESETS, ("omeganet",), cells, train_and_score, table, plot, deviations),
     choices=("omeganet", "atlas", "atlas_plus", "swla", "titans_minus", "titans"),
 )

@@ -8,6 +8,8 @@ right that never enters a state.
 import torch
 from torch import Tensor
 
+from atlas_memory.memory.layout import age_of_tokens
+
 Starts = Tensor  # bool [b, t]: a document begins at this token
 Lengths = Tensor  # int64 [b]: tokens of the row
 
@@ -19,12 +21,7 @@ def document_ids(starts: Starts) -> Tensor:
 
 def positions(begin: Tensor, time: int, starts: Starts | None) -> Tensor:
     """Position of every token in its own document, the row's first token standing at `begin`."""
-    index = torch.arange(time, device=begin.device)
-    counted = begin[:, None] + index
-    if starts is None:
-        return counted
-    last_start = torch.where(starts, index, -1).cummax(dim=1).values
-    return torch.where(last_start < 0, counted, index - last_start)
+    return age_of_tokens(begin, time, starts)
 
 
 def next_position(

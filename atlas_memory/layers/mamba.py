@@ -44,7 +44,7 @@ class Mamba(nn.Module):
 
     def reset_parameters(self) -> None:
         """A = -1 .. -n, D = 1, time steps between 0.001 and 0.1, evenly in their logarithm."""
-        self.mixer.init_mamba_weights()  # type: ignore[no-untyped-call]
+        self.mixer.init_mamba_weights()
 
     def forward(
         self,

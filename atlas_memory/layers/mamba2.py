@@ -70,7 +70,7 @@ class Mamba2(nn.Module):
 
     def reset_parameters(self) -> None:
         """A = -1 .. -heads, D = 1, time steps between 0.001 and 0.1, evenly in their logarithm."""
-        self.mixer.init_mamba2_weights()  # type: ignore[no-untyped-call]
+        self.mixer.init_mamba2_weights()
         nn.init.ones_(self.mixer.norm.weight)
 
     def forward(

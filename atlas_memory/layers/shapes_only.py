@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
+
+
+def num_parameters(module: nn.Module) -> int:
+    """All learned numbers, tied ones counted once."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class ShapesOnly(TorchFunctionMode):

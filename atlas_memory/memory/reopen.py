@@ -47,7 +47,7 @@ def _one_by_one(
 ) -> OpenChunk:
     k, v = pair
     for i in range(k.shape[2]):
-        now = gates.map(lambda x, i=i: x[:, :, i])  # type: ignore[misc]
+        now = gates.map(lambda x: x[:, :, i])  # noqa: B023
         here = torch.full_like(state.offset, i)
         written = write(state, opened, k[:, :, i : i + 1], v[:, :, i : i + 1], now, here)
         opened = where(i < state.offset, written, opened)

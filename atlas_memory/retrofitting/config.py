@@ -19,7 +19,7 @@ _OF_THE_BASE += ["vocab_size", "tie_word_embeddings", "initializer_range"]
 _OF_THE_BASE += ["pad_token_id", "bos_token_id", "eos_token_id"]
 
 
-class RetrofitConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+class RetrofitConfig(PreTrainedConfig):
     """base: the pretrained model's config, `to_dict()`. layers: which of them got a memory.
 
     memory: MemorySpec.to_dict(), and heads: of each memory. window: tokens that attention sees,

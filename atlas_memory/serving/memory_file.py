@@ -7,7 +7,6 @@ of everything. A file is written under another name and renamed, so it is whole 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.codec import decode, encode, modern
+from atlas_memory.files import draft_of, whole
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
 from atlas_memory.serving.memory_head import in_order, put_in_order, require_memory_file
 from atlas_memory.serving.reading import Memory
@@ -178,7 +178,7 @@ def require_writable(path: Path) -> None:
     """Find out before hours of reading, and leave nothing behind."""
     if path.is_dir():
         raise ValueError(f"cannot write to {path}: it is a folder")
-    draft = _draft(path)
+    draft = draft_of(path)
     try:
         draft.touch()
         draft.unlink()
@@ -190,33 +190,16 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
     from safetensors import SafetensorError
     from safetensors.torch import save_file as serialize
 
-    draft = _draft(path)
     try:
-        draft.touch()
-        mode = draft.stat().st_mode  # safetensors makes files that only their owner may read
-        serialize(tensors, draft, metadata=header)
-        draft.chmod(mode)
-        with draft.open("r+b") as file:
-            put_in_order(file)
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync_folder(path.parent)
+        with whole(path) as draft:
+            draft.touch()
+            mode = draft.stat().st_mode  # safetensors makes files that only their owner may read
+            serialize(tensors, draft, metadata=header)
+            draft.chmod(mode)
+            with draft.open("r+b") as file:
+                put_in_order(file)
     except (OSError, SafetensorError) as error:
-        draft.unlink(missing_ok=True)
         raise ValueError(f"cannot write to {path}: {_reason(error)}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """A name that was given or taken is so for good only when its folder is on the disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.draft")
 
 
 def _reason(error: Exception) -> str:

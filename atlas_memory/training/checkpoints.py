@@ -7,11 +7,12 @@ with its list is damaged, and the one before it is used.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+
+from atlas_memory.files import flush
 
 PREFIX = "checkpoint-"
 LISTING = "files.json"
@@ -40,11 +41,11 @@ def publish(draft: Path, final: Path) -> None:
     listing = {str(p.relative_to(draft)): [p.stat().st_size, _checksum(p)] for p in files}
     (draft / LISTING).write_text(json.dumps(listing))
     for path in [*files, draft / LISTING]:
-        _flush(path)
+        flush(path)
     if final.exists():
         shutil.rmtree(final)
     draft.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -93,11 +94,3 @@ def _checksum(path: Path) -> int:
         while block := file.read(BLOCK):
             value = zlib.crc32(block, value)
     return value
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

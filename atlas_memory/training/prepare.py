@@ -157,7 +157,7 @@ def comparison(recipe: Recipe) -> Recipe:
     own = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     changes = {name: value for name, value in recipe.model.changes.items() if name in own}
     other = replace(recipe.model, variant=recipe.compare, changes=changes)
-    target = num_parameters(recipe.model.config())
+    target = parameters_of(recipe.model.config())
     width = equal_width(other.config(), target)
     other = replace(other, changes={**changes, "intermediate_size": width})
     return replace(recipe, model=other, compare=None)
@@ -166,14 +166,16 @@ def comparison(recipe: Recipe) -> Recipe:
 def equal_width(config: AtlasConfig, target: int) -> int:
     """The feed-forward width with which a model has about `target` parameters."""
     per_unit = 3 * config.hidden_size * config.num_hidden_layers
-    missing = target - num_parameters(config)
+    missing = target - parameters_of(config)
     return max(1, config.intermediate_size + round(missing / per_unit))
 
 
-def num_parameters(config: AtlasConfig | RetrofitConfig) -> int:
+def parameters_of(config: AtlasConfig | RetrofitConfig) -> int:
+    """Of the model that the config describes, which is not built for it."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    from atlas_memory.layers.shapes_only import num_parameters
+
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return num_parameters(AutoModelForCausalLM.from_config(config))

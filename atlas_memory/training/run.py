@@ -187,7 +187,7 @@ def _layer_classes(prepared: Prepared) -> list[str]:
 
 
 def _figures(trainer: Any, prepared: Prepared, seconds: float) -> dict[str, Any]:
-    from atlas_memory.training.prepare import num_parameters
+    from atlas_memory.training.prepare import parameters_of
 
     recipe: Recipe = prepared.recipe
     if not any("eval_loss" in entry for entry in trainer.state.log_history):
@@ -199,7 +199,7 @@ def _figures(trainer: Any, prepared: Prepared, seconds: float) -> dict[str, Any]
     return {
         "variant": recipe.model.variant,
         "size": recipe.origin,
-        "parameters": num_parameters(prepared.config),
+        "parameters": parameters_of(prepared.config),
         "step": trainer.state.global_step,
         "tokens": tokens,
         "seconds": round(seconds, 1),

@@ -19,47 +19,30 @@ from atlas_memory.training.recipe import Recipe
 PACKAGES = ("atlas-memory", "torch", "transformers", "accelerate", "tokenizers", "numpy")
 
 
+class _File:
+    """A name in a run folder, read as the path it stands for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, kind: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The files of one run."""
 
     path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def curve(self) -> Path:
-        return self.path / "loss.png"
-
-    @property
-    def reread(self) -> Path:
-        return self.path / "reread.png"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def divergence(self) -> Path:
-        return self.path / "divergence"
+    recipe = _File("recipe.json")
+    environment = _File("environment.json")
+    metrics = _File("metrics.jsonl")
+    curve = _File("loss.png")
+    reread = _File("reread.png")
+    result = _File("result.json")
+    checkpoints = _File("checkpoints")
+    model = _File("model")
+    divergence = _File("divergence")
 
     def create(self, recipe: Recipe) -> None:
         """Make the folder; everything that can be wrong with a recipe has been checked before."""

@@ -2,24 +2,18 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 from browser import needs_chromium, open_page
-
-from atlas_memory.cli.main import main
+from commands import command_line
 
 FACTS = "Mary went to the kitchen. John moved to the garden."
 
 
 @pytest.fixture
 def atlas(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(["demo", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run
+    return partial(command_line, capsys, "demo")
 
 
 def test_people(atlas):

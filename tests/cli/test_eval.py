@@ -1,12 +1,13 @@
 """atlas eval: figures on stdout, the same as JSON and in a file; mistakes in a sentence."""
 
 import json
+from functools import partial
 
 import pytest
+from commands import command_line
 from evaluation.benchmark_items import plain_and_native, write
 from saved import byte_model, save_model
 
-from atlas_memory.cli.main import main
 from atlas_memory.evaluation.suite import NAMES, mean_accuracy
 
 
@@ -27,13 +28,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def atlas(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(["eval", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run
+    return partial(command_line, capsys, "eval")
 
 
 def test_three_tasks_from_local_files(run_folder, data, atlas, tmp_path):

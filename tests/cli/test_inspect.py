@@ -3,13 +3,14 @@
 import json
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
 from browser import needs_chromium, open_page
+from commands import command_line
 from saved import byte_model, save_model
 
-from atlas_memory.cli.main import main
 from atlas_memory.data.tokenizer import load_tokenizer, train_tokenizer
 from atlas_memory.serving.report import excerpt
 
@@ -27,13 +28,7 @@ def run_folder(tmp_path_factory):
 
 @pytest.fixture
 def atlas(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(["inspect", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run
+    return partial(command_line, capsys, "inspect")
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 import json
 import subprocess
 import time
+from functools import partial
 
 import pytest
 import torch
+from commands import command_line
 from safetensors.torch import load_file
 from saved import byte_model, save_model
 from small_runs import command, environment
-
-from atlas_memory.cli.main import main
 
 WORDS = b"no length of this text is a multiple of anything; it is read to the end. "
 
@@ -28,13 +28,7 @@ def run_folder(tmp_path_factory):
 def atlas(capsys):
     """The command in this process: exit code, stdout, stderr."""
 
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run
+    return partial(command_line, capsys)
 
 
 @pytest.fixture

@@ -45,15 +45,17 @@ def plot(results, figure):
 
 PRESETS = {"smoke": {"numbers": [1, 2, 3], "sleep": 0.0}}
 COUNTING = Experiment(
-    name="counting",
-    question="How far does it count?",
-    presets=PRESETS,
-    variants=("atlas",),
-    cells=cells,
-    run=count,
-    table=table,
-    plot=plot,
-    deviations=lambda settings: [f"counts to {max(settings['numbers'])}"],
+    "counting",
+    "How far does it count?",
+    *(
+        PRESETS,
+        ("atlas",),
+        cells,
+        count,
+        table,
+        plot,
+        lambda settings: [f"counts to {max(settings['numbers'])}"],
+    ),
 )
 
 

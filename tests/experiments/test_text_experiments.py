@@ -22,7 +22,7 @@ from atlas_memory.experiments.text_models import (
     train_and_score,
 )
 from atlas_memory.model import AtlasForCausalLM
-from atlas_memory.training.prepare import num_parameters
+from atlas_memory.training.prepare import parameters_of
 
 NAMES = ("ablation", "window", "scaling")
 
@@ -54,7 +54,7 @@ def test_without_muon_atlas_is_omeganet():
 @pytest.mark.parametrize("preset", ["smoke", "small"])
 def test_models_of_one_experiment_have_equal_size(name, preset):
     for cell in order(load(name), preset).cells():
-        assert num_parameters(make_config(cell, 256)) == pytest.approx(cell["parameters"], rel=0.02)
+        assert parameters_of(make_config(cell, 256)) == pytest.approx(cell["parameters"], rel=0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,24 +1,12 @@
 """Two processes are one: same losses, sharded or not, and each goes on with the other's run."""
 
-import shutil
-
 import pytest
 import small_runs as runs
-
-from atlas_memory.training import checkpoints
 
 
 @pytest.fixture
 def text(tmp_path):
     return runs.write_text(tmp_path / "text")
-
-
-def cut_back(folder, step):
-    for checkpoint in checkpoints.checkpoints(folder / "checkpoints"):
-        if checkpoints.step_of(checkpoint) > step:
-            shutil.rmtree(checkpoint)
-    (folder / "result.json").unlink()
-    shutil.rmtree(folder / "model")
 
 
 def two(text, folder, home, *more, **changes):
@@ -45,7 +33,7 @@ def test_two_processes_equal_one(tmp_path, text, home, alone):
     done = two(text, folder, home, **STEPS)
     assert done.stdout.count("bits per byte") == 1
     assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
-    cut_back(folder, 10)
+    runs.cut_back(folder, 10)
     runs.train(text, folder, resume=True, **STEPS)
     assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
 
@@ -53,11 +41,11 @@ def test_two_processes_equal_one(tmp_path, text, home, alone):
 def test_two_sharded_processes_equal_one(tmp_path, text, home, alone):
     """They go on from what one has saved, and one goes on from what they have saved."""
     folder = tmp_path / "one"
-    cut_back(folder, 5)
+    runs.cut_back(folder, 5)
     done = two(text, folder, home, "--resume", train__parallel="fsdp", **STEPS)
     assert "going on from step 5" in done.stderr
     assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
-    cut_back(folder, 10)
+    runs.cut_back(folder, 10)
     runs.train(text, folder, resume=True, **STEPS)
     assert runs.losses(folder) == pytest.approx(alone, abs=1e-4)
 

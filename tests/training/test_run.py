@@ -81,22 +81,13 @@ def test_accumulation_changes_nothing_but_rounding(tmp_path, text, stream):
     assert runs.losses(tmp_path / "b") == pytest.approx(runs.losses(tmp_path / "a"), abs=1e-5)
 
 
-def cut_back(folder, step):
-    """As if the process had been killed after the checkpoint of `step`."""
-    for checkpoint in checkpoints.checkpoints(folder / "checkpoints"):
-        if checkpoints.step_of(checkpoint) > step:
-            shutil.rmtree(checkpoint)
-    (folder / "result.json").unlink()
-    shutil.rmtree(folder / "model")
-
-
 @pytest.mark.parametrize("repeats", [{}, {"data__reread": 0.5, "train__prime": 3}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_resumed_runs_equal_uninterrupted_ones(tmp_path, text, stream, repeats):
     changes = {"train__stream": stream, "train__micro_batch": 2, **repeats}
     runs.train(text, tmp_path / "a", **changes)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    cut_back(tmp_path / "b", 2)
+    runs.cut_back(tmp_path / "b", 2)
     said = []
     runs.train(text, tmp_path / "b", resume=True, say=said.append, **changes)
     assert "going on from step 2" in said
@@ -132,7 +123,7 @@ def test_the_run_folder_loads_as_its_model_does(tmp_path, text):
 
 def test_a_run_killed_after_its_last_step_is_summed_up(tmp_path, text):
     whole = runs.train(text, tmp_path / "a")
-    cut_back(tmp_path / "a", 6)
+    runs.cut_back(tmp_path / "a", 6)
     again = runs.train(text, tmp_path / "a", resume=True)
     changing = ("seconds",)
     for name in whole.figures.keys() - changing:
@@ -159,7 +150,7 @@ def test_a_carried_memory_is_used(tmp_path, text):
 def test_a_damaged_checkpoint_is_told_of_and_passed_over(tmp_path, text):
     runs.train(text, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    cut_back(tmp_path / "b", 4)
+    runs.cut_back(tmp_path / "b", 4)
     damaged = tmp_path / "b" / "checkpoints" / "checkpoint-4" / "model.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-100] ^= 1
@@ -207,7 +198,7 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path):
 def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(tmp_path, text, first):
     """No room from the middle of a file on, as on a full disk."""
     runs.train(text, tmp_path / "a")
-    cut_back(tmp_path / "a", 2)
+    runs.cut_back(tmp_path / "a", 2)
     older = tmp_path / "a" / "checkpoints" / "checkpoint-2"
     room = (older / first).stat().st_size - 1000
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -225,7 +216,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones(tmp_path, tex
 
 def test_other_data_is_refused_on_resume(tmp_path, text):
     runs.train(text, tmp_path / "a")
-    cut_back(tmp_path / "a", 2)
+    runs.cut_back(tmp_path / "a", 2)
     with pytest.raises(ValueError, match="data seed=0 and this run has 1"):
         runs.train(text, tmp_path / "a", resume=True, train__seed=1)
     with pytest.raises(ValueError, match=r"data reread=None and this run has 0\.5"):
@@ -234,7 +225,7 @@ def test_other_data_is_refused_on_resume(tmp_path, text):
 
 def test_repeats_cannot_be_left_out_on_resume(tmp_path, text):
     runs.train(text, tmp_path / "a", train__prime=2)
-    cut_back(tmp_path / "a", 2)
+    runs.cut_back(tmp_path / "a", 2)
     with pytest.raises(ValueError, match="data prime=2 and this run has None"):
         runs.train(text, tmp_path / "a", resume=True)
 

@@ -13,8 +13,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atlas_memory.files import flush
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint
-from atlas_memory.serving.memory_file import inspect, parsed, restore, save_file, sync_folder
+from atlas_memory.serving.memory_file import inspect, parsed, restore, save_file
 from atlas_memory.serving.server.kept import Entry, Kept
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Store:
 
     def delete(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
-        sync_folder(self.folder)
+        flush(self.folder)
 
     def _path(self, name: str) -> Path:
         assert ID.fullmatch(name), "an id is never made of what a client says"
