@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,9 @@ from atlas_memory.layers.rows import Rows
 from atlas_memory.memory.tracing import untraced, untraced_frame
 from atlas_memory.memory.tree import State
 from atlas_memory.rollback import Piece, Segment
+
+LOGITS = 1 << 22  # numbers of one slice of logits
+BITS = 1 / math.log(2)  # of a nat
 
 
 class AtlasPreTrainedModel(PreTrainedModel):
@@ -326,6 +330,18 @@ class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = AtlasCache()
         if generation_config.is_assistant:
             model_kwargs["past_key_values"].activate_past_recording()
+
+
+def surprise(model: LanguageModel, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Bits [rows, t] of each token; logits of a long block never exist at once."""
+    rows, vocabulary = len(tokens), model.config.vocab_size
+    step = max(1, LOGITS // (rows * vocabulary))
+    bits = []
+    for part, target in zip(hidden.split(step, 1), tokens.split(step, 1), strict=True):
+        logits = model.lm_head(part).mT
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        bits.append(F.cross_entropy(logits, target, reduction="none") * BITS)
+    return torch.cat(bits, dim=1)
 
 
 class AtlasForCausalLM(LanguageModel):

@@ -28,10 +28,10 @@ import atlas_memory as am
 from atlas_memory.data.corpus import find_source
 from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.evaluation import needle
-from atlas_memory.evaluation.reread import LEAD, PASSAGE, second_reading
+from atlas_memory.model import surprise
 from atlas_memory.retrofitting.pretrained import load_pretrained
 from atlas_memory.serving.loading import load_run
-from atlas_memory.serving.reading import surprise
+from atlas_memory.training.reread import LEAD, PASSAGE, second_reading
 
 BLOCK = 1_024  # tokens of a forward pass
 FULL: dict[str, Any] = {"lengths": [4_096, 16_384], "stretches": 4, "gaps": [0, 1_024, 8_192]}

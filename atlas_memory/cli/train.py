@@ -140,7 +140,7 @@ def _results(recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any] 
 
 
 def _draw_both(one: str, folder: RunFolder, two: str, second: RunFolder) -> None:
-    from atlas_memory.evaluation import reread
+    from atlas_memory.training import reread
     from atlas_memory.training.loss_curve import draw
 
     if processes()[0] != 0:

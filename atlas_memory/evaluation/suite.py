@@ -103,9 +103,9 @@ def _long(loaded: Loaded, name: str, options: Options, say: Say) -> Figures:
 
 def _reread(loaded: Loaded, options: Options, say: Say) -> Figures:
     """The second reading of the corpus given, else of the text that the run was validated on."""
-    from atlas_memory.evaluation.reread import reread
     from atlas_memory.training.prepare import corpus_of
     from atlas_memory.training.recipe import Recipe
+    from atlas_memory.training.reread import reread
     from atlas_memory.training.run_folder import RunFolder
 
     if options.corpus is not None:

@@ -16,11 +16,11 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Shuffled
-from atlas_memory.evaluation.reread import reread
 from atlas_memory.experiments.experiment import Cell, Result, Workspace
 from atlas_memory.experiments.fit import fit, labelled_loss
 from atlas_memory.family import VARIANTS
 from atlas_memory.training.prepare import equal_width, parameters_of
+from atlas_memory.training.reread import reread
 
 POSITIONS = 16  # stretches of a window that are scored apart
 VALIDATION_SHARE = 0.1  # of a text that has no split of its own

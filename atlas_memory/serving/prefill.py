@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
+from atlas_memory.model import surprise
 from atlas_memory.serving.jobs import Completion, Finished, Prompt, Reading, Ticket
 from atlas_memory.serving.prefix_cache import borders
-from atlas_memory.serving.reading import Memory, surprise
+from atlas_memory.serving.reading import Memory
 from atlas_memory.serving.recent import Recent
 from atlas_memory.serving.scores import Score, scores_of
 

@@ -11,22 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
+from atlas_memory.model import AtlasForCausalLM, surprise
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint
 
-if TYPE_CHECKING:
-    from atlas_memory.model import AtlasForCausalLM
-
 BLOCK = 4096  # tokens of one forward pass
-LOGITS = 1 << 22  # numbers of one slice of logits
-NATS = 1 / np.log(2)  # bits of a nat
 
 Block = Tensor | np.ndarray[Any, Any] | Sequence[int] | int
 
@@ -169,18 +164,6 @@ def _advance(model: AtlasForCausalLM, memory: Memory, tokens: Tensor) -> Memory:
     out = model.model(known[:, :-1], past_key_values=cache, use_cache=True)
     bits = memory.bits + surprise(model, out.last_hidden_state, tokens).double().sum(1)
     return Memory(memory.model, out.past_key_values, tokens[:, -1:], bits)
-
-
-def surprise(model: AtlasForCausalLM, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """Bits [rows, t] of each token; logits of a long block never exist at once."""
-    rows, vocabulary = len(tokens), model.config.vocab_size
-    step = max(1, LOGITS // (rows * vocabulary))
-    bits = []
-    for part, target in zip(hidden.split(step, 1), tokens.split(step, 1), strict=True):
-        logits = model.lm_head(part).mT
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        bits.append(F.cross_entropy(logits, target, reduction="none") * NATS)
-    return torch.cat(bits, dim=1)
 
 
 def _passes(blocks: Iterable[Block], position: int, size: int) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from atlas_memory.serving.reading import LOGITS
+from atlas_memory.model import LOGITS
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM

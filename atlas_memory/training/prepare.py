@@ -11,12 +11,12 @@ from typing import Any
 
 from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
-from atlas_memory.data.recall import Recall
 from atlas_memory.data.repeats import Primed, Reread
 from atlas_memory.data.token_cache import Tokens
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
 from atlas_memory.retrofitting.config import RetrofitConfig
+from atlas_memory.tasks.recall import Recall
 from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe, Train
 from atlas_memory.training.retrofit import load_start

@@ -229,7 +229,7 @@ def _of_the_best(prepared: Prepared, folder: RunFolder, step: int) -> dict[str, 
     """What the kept model does with text: its second reading, which is logged too, and a sample."""
     from transformers import AutoModelForCausalLM
 
-    from atlas_memory.evaluation.reread import draw, reread
+    from atlas_memory.training.reread import draw, reread
 
     if prepared.tokenizer is None:
         return {"reread": None, "sample": None}

@@ -9,8 +9,8 @@ from models import shared
 from saved import byte_model, greedy, same
 
 import atlas_memory as am
-from atlas_memory.cache import _tensors
 from atlas_memory.family import variants
+from atlas_memory.memory.tree import leaves
 from atlas_memory.serving.engine import Capacity, Engine
 from atlas_memory.serving.reading import read_blocks
 from atlas_memory.serving.recent import Recent
@@ -55,7 +55,7 @@ def test_kept_states_hold_no_larger_tensors():
     prefixes = am.PrefixCache(byte_model("transformer_plus"), block=16)
     prefixes.read(TEXT)
     for memory in prefixes._known._values.values():
-        tensors = list(_tensors(memory.cache.states))
+        tensors = [tensor for _, tensor in leaves(memory.cache.states)]
         assert sum(t.untyped_storage().nbytes() for t in tensors) == memory.cache.num_bytes
 
 

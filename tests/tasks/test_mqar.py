@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from atlas_memory.data.recall import Recall
 from atlas_memory.tasks.mqar import IGNORED, MQAR
+from atlas_memory.tasks.recall import Recall
 
 
 def test_the_documented_example_is_drawn():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.serving.reading import surprise
+from atlas_memory.model import surprise
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM

@@ -10,7 +10,7 @@ import torch
 from models import build, shared, text
 
 from atlas_memory.cli.main import main
-from atlas_memory.evaluation.reread import LEAD, PASSAGE, _cut, draw, reread, second_reading
+from atlas_memory.training.reread import LEAD, PASSAGE, _cut, draw, reread, second_reading
 from atlas_memory.training.run_folder import RunFolder
 
 IDS = 32
