@@ -47,6 +47,7 @@ SMALL: dict[str, Any] = {
     "period": 64,
     "omega": 2,
     "expansion": 4,
+    "designed_heads": "all",
     "admission": True,  # a write gate, so that what is not admitted changes nothing
     # shortest and longest text, questions, tokens of a batch, steps
     "stages": [

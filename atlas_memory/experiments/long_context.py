@@ -52,6 +52,7 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
         num_attention_heads=cell["heads"],
         num_hidden_layers=2,
         mixers=[Attention(window=cell["local"], conv=4), mixer],
+        designed_heads=cell["designed_heads"],
         admission=cell["admission"] and VARIANTS[base].memory is not None,
         tie_word_embeddings=False,
         initializer_range=0.5,

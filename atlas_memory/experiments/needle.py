@@ -54,6 +54,7 @@ SMALL: dict[str, Any] = {
     "period": 64,
     "omega": 2,
     "expansion": 4,
+    "designed_heads": "all",
     "admission": True,
     # shortest and longest text, needles, tokens of a batch, steps
     "stages": [
