@@ -48,7 +48,7 @@ from atlas_memory.memory.spec import MemorySpec
 # ---- what is measured: the paper gives none of these numbers for its main runs ----------------
 
 WINDOW = 2  # c: pairs that a step of the Omega rule looks at; exact steps have c unknowns a token
-CHUNK = 64  # b: tokens whose hidden features share one point, where the output is exact
+CHUNK = 128  # b: tokens whose hidden features share one point, where the output is exact
 MUON = Muon(steps=5, period=CHUNK)  # every token costs 13x momentum, once a chunk 1.3x
 DEEP = MLP(expansion=4, normalize=True)  # hidden features of length one: eta is the delta rule's
 STALE_WINDOW, STALE_CHUNK = 16, 16  # c and b where all gradients of a chunk are taken at its start

@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from atlas_memory.variants import VARIANTS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlas_memory import AtlasConfig, AtlasForCausalLM
-from atlas_memory.variants import VARIANTS
 
+CHUNK = 128
 LAYERS, SHAPE = 2, {"hidden_size": 128, "num_attention_heads": 16, "intermediate_size": 256}
 # What moves no data: views, allocations, and questions about shapes.
 FREE = {
     "alias as_strided detach detach_ diagonal empty empty_like empty_strided expand lift_fresh "
     "new_empty new_empty_strided permute select slice split split_with_sizes squeeze t transpose "
     "unbind unfold unsqueeze unsafe_split view _unsafe_view _reshape_alias resize_ set_ chunk "
-    "is_same_size sym_size movedim swapaxes unflatten"
+    "is_same_size sym_size movedim swapaxes unflatten promote_types"
 }
 FREE = set(" ".join(FREE).split())
 SYNCS = {"_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero", "masked_select"}
@@ -61,7 +62,7 @@ class Counted(TorchDispatchMode):  # type: ignore[misc]
 def build(variant: str) -> AtlasForCausalLM:
     torch.manual_seed(0)
     memory = VARIANTS[variant].memory
-    chunk = {} if memory is None or memory.chunk == 1 else {"memory.chunk": 64}
+    chunk = {} if memory is None or memory.chunk == 1 else {"memory.chunk": CHUNK}
     if memory is not None and hasattr(memory.architecture, "expansion"):
         chunk["memory.architecture.expansion"] = 1
     layers = max(LAYERS, len(VARIANTS[variant].mixers))

@@ -46,6 +46,7 @@ SHAPE: dict[str, Any] = {
     "period": 64,
     "omega": 2,
     "expansion": 4,
+    "designed_heads": "all",
     "admission": True,  # a write gate, so that what is not admitted changes nothing
     "rate": 4e-3,
     "price": 0.15,
@@ -84,6 +85,7 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
         num_attention_heads=cell["heads"],
         num_hidden_layers=2,
         mixers=[Attention(window=cell["local"], conv=4), mixer],
+        designed_heads=cell["designed_heads"],
         admission=cell["admission"] and VARIANTS[base].memory is not None,
         tie_word_embeddings=False,
         initializer_range=0.5,

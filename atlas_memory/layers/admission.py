@@ -100,12 +100,8 @@ def averaged(
     stands in `pending` [b, h].
     """
     period, (b, h, time) = spec.optimizer.period, mu.shape
-    if phase is not None and time == 1 and starts is None and lengths is None:
-        sums = (
-            mu if phase % spec.chunk % period == 0 or pending is None else mu + pending[..., None]
-        )
-        whole = (phase + 1) % spec.chunk % period == 0
-        return sums / period, torch.zeros_like(mu[..., 0]) if whole else sums[..., 0]
+    if phase is not None and starts is None and lengths is None:
+        return _averaged_alike(mu, phase % spec.chunk % period, pending, period)
     place = positions(position, time, starts) % spec.chunk % period
     if lengths is not None:
         mu = mu * valid_tokens(time, lengths)[:, None].to(mu)
@@ -119,3 +115,18 @@ def averaged(
     left = torch.where(done, 0.0, left)
     left = torch.where((last == 0)[:, None], begun[..., 0], left)
     return sums.gather(2, number) / period, left
+
+
+def _averaged_alike(
+    mu: Tensor, place: int, pending: Tensor | None, period: int
+) -> tuple[Tensor, Tensor]:
+    """The same where all rows stand at one place of a run: sums of equal stretches."""
+    time = mu.shape[2]
+    rest = -(place + time) % period
+    laid = F.pad(mu, (place, rest)) if place or rest else mu
+    sums = laid.unflatten(2, (-1, period)).sum(dim=3)
+    if pending is not None and place:
+        sums = torch.cat([sums[..., :1] + pending[..., None], sums[..., 1:]], dim=2)
+    left = sums[..., -1] if rest else torch.zeros_like(mu[..., 0])
+    means = (sums / period).repeat_interleave(period, dim=2)
+    return means[..., place : place + time], left

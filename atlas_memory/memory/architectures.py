@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
+from atlas_memory.memory.tables import table
+
 LinearMap = Callable[[Tensor], Tensor]
 Tape = tuple[Tensor, ...]
 RankOne = tuple[Tensor, Tensor]
@@ -50,6 +52,64 @@ class _ThroughGelu(torch.autograd.Function):
 def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
     passed: Tensor = _ThroughGelu.apply(gradient, z)  # type: ignore[no-untyped-call]
     return passed
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=-1, keepdim=True)
+
+
+@table
+def _shortest(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), sqrt(SMALL), dtype=dtype, device=device)
+
+
+class _Unit(torch.autograd.Function):
+    """h = s / length, length = sqrt(||s||^2 + SMALL)."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor) -> tuple[Tensor, Tensor]:
+        length = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
+        length = torch.hypot(length, _shortest(s.dtype, s.device))
+        h = s / length
+        ctx.save_for_backward(h, length)
+        return h, length
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor, d_length: Tensor) -> Tensor:
+        h, length = ctx.saved_tensors
+        along = torch.addcmul(_dot(h, dh), d_length, length, value=-1)
+        return torch.addcmul(dh, h, along, value=-1).div_(length)
+
+
+class _ThroughUnit(torch.autograd.Function):
+    """(dh - h <h, dh>) / length: the derivative of `_Unit`, and its own."""
+
+    @staticmethod
+    def forward(ctx: Any, dh: Tensor, h: Tensor, length: Tensor) -> Tensor:
+        along = _dot(h, dh)
+        ds = torch.addcmul(dh, h, along, value=-1).div_(length)
+        ctx.save_for_backward(dh, h, length, along, ds)
+        return ds
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dh, h, length, along, ds = ctx.saved_tensors
+        w = w / length
+        back = _dot(h, w)
+        d_h = (w * along).addcmul_(dh, back).neg_()
+        return torch.addcmul(w, h, back, value=-1), d_h, _dot(ds, w).neg_()
+
+
+def _unit(s: Tensor) -> tuple[Tensor, Tensor]:
+    made: tuple[Tensor, Tensor] = _Unit.apply(s)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _through_unit(dh: Tensor, h: Tensor, length: Tensor) -> Tensor:
+    ds: Tensor = _ThroughUnit.apply(dh, h, length)  # type: ignore[no-untyped-call]
+    return ds
 
 
 class Architecture:
@@ -121,16 +181,14 @@ class _Deep(Architecture, ABC):
         s, tape = self.activate(maps, phi)
         if not self.normalize:
             return s, tape
-        inverse = torch.rsqrt(s.square().sum(dim=-1, keepdim=True) + SMALL)
-        h = s * inverse
-        return h, (h, inverse, *tape)
+        h, length = _unit(s)
+        return h, (h, length, *tape)
 
     def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]:
         if not self.normalize:
             return self.through(tape, dh)
-        h, inverse, *rest = tape
-        along = (h * dh).sum(dim=-1, keepdim=True)
-        return self.through(tuple(rest), (dh - h * along) * inverse)
+        h, length, *rest = tape
+        return self.through(tuple(rest), _through_unit(dh, h, length))
 
     def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
         h, tape = self.hidden(maps[1:], phi)

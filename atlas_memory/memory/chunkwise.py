@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne, plain
-from atlas_memory.memory.omega import band, carried, decay
+from atlas_memory.memory.omega import band, decays
 from atlas_memory.memory.optimizers import Momentum
 from atlas_memory.memory.pair_sum import read_pairs, write_pairs
 from atlas_memory.memory.retention import ChannelRetention
@@ -40,24 +40,30 @@ class Coefficients:
     P: Tensor | None = None
 
 
-def coefficients(spec: MemorySpec, alpha: Tensor, steps: Tensor, theta: Tensor) -> Coefficients:
-    """From alpha [g, m(, D)], theta [g, m] and the steps -eta * gamma [g, m, n]."""
-    channel = isinstance(spec.retention, ChannelRetention)
-    A = carried(alpha) if channel else carried(alpha)[..., None]
+def coefficients(
+    spec: MemorySpec,
+    alpha: Tensor,
+    steps: Tensor,
+    theta: Tensor,
+    kept: tuple[Tensor, Tensor] | None = None,
+) -> Coefficients:
+    """From alpha [g, m(, D)], theta [g, m] and the steps -eta * gamma [g, m, n].
+
+    kept: the decays of alpha, where they are known already.
+    """
     T = P = B = None
     written = steps
     if isinstance(spec.optimizer, Momentum):
-        T = carried(theta)[..., None]
-        written = P = decay(theta) @ steps
-    if channel:
-        D_alpha = decay(alpha.mT)
+        D_theta, T = decays(theta)
+        T, written = T[..., None], D_theta @ steps
+        P = written
+    if isinstance(spec.retention, ChannelRetention):
+        D_alpha, A = decays(alpha.mT)
         C = torch.einsum("gdts,gsn->gtnd", D_alpha, written)
         B = None if T is None else torch.einsum("gdts,gs->gtd", D_alpha, T[..., 0])
-    else:
-        D_alpha = decay(alpha)
-        C = D_alpha @ written
-        B = None if T is None else D_alpha @ T
-    return Coefficients(A, C, B, T, P)
+        return Coefficients(A.mT, C, B, T, P)
+    D_alpha, A = decays(alpha) if kept is None else kept
+    return Coefficients(A[..., None], D_alpha @ written, None if T is None else D_alpha @ T, T, P)
 
 
 def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
@@ -89,7 +95,8 @@ def from_streams(parts: Sequence[Tensor], columns: int) -> Coefficients:
 
 def by_block(x: Tensor, block: int, fill: float) -> Tensor:
     """[g, slots, ..] -> [g * blocks, block, ..], the last block filled up."""
-    filled = pad(x, (0, 0) * (x.dim() - 2) + (0, -x.shape[1] % block), value=fill)
+    missing = -x.shape[1] % block
+    filled = pad(x, (0, 0) * (x.dim() - 2) + (0, missing), value=fill) if missing else x
     return filled.unflatten(1, (-1, block)).flatten(0, 1)
 
 

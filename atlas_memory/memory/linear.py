@@ -8,8 +8,13 @@ In a block of m tokens with c pairs each, (t, j) naming pair t - j in step t, th
 form a unit lower triangular system: solved once, the block is a sum over pairs as in
 `chunkwise.py`. With c = 1 and no momentum it is the delta rule's WY form. [Atlas Eq. Delta Rule]
 The dot-product bias has e = v and nothing to solve.
+
+A matrix is a list of pairs too, its rows as keys and unit vectors as values. So what a block finds
+and what it writes are one list (`Pairs`), and its coefficients are one matrix [A | B | C].
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,8 +27,6 @@ from atlas_memory.memory.chunkwise import (
     by_block,
     by_slot,
     coefficients,
-    from_streams,
-    in_streams,
     rows_at,
 )
 from atlas_memory.memory.omega import band
@@ -31,6 +34,7 @@ from atlas_memory.memory.optimizers import Momentum
 from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.tables import table
 
 UNKNOWNS = 64
 
@@ -40,31 +44,38 @@ def block_size(spec: MemorySpec) -> int:
     return UNKNOWNS if isinstance(spec.bias, DotProduct) else max(1, UNKNOWNS // spec.window)
 
 
-class Exact(NamedTuple):
-    """What a block of exact steps adds up to: W_t now, and the point of step t's gradient."""
-
-    now: Coefficients
-    before: Coefficients
+# ---- coefficients --------------------------------------------------------------------------------
 
 
-def exact(spec: MemorySpec, alpha: Tensor, eta: Tensor, theta: Tensor, gamma: Tensor) -> Exact:
-    """From the gates of a block, [g, m(, ..)]."""
+def exact(
+    spec: MemorySpec,
+    alpha: Tensor,
+    eta: Tensor,
+    theta: Tensor,
+    gamma: Tensor,
+    kept: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Coefficients, Coefficients]:
+    """W_t, and the point of step t's gradient, from the gates of a block [g, m(, ..)]."""
     steps = eta[..., None] * gamma
     spread = band(steps) if isinstance(spec.bias, DotProduct) else _spread(steps)
-    now = coefficients(spec, alpha, spread, theta)
+    now = coefficients(spec, alpha, spread, theta, kept)
     if not spec.decays_first:
-        return Exact(now, _one_token_earlier(now))
+        return now, _one_token_earlier(now)
     # alpha_t W_{t-1} = W_t without what step t itself adds, which is S_t or the step.
     written = spread if now.P is None else now.P
     B = None if now.B is None or now.T is None else now.B - now.T
-    return Exact(now, Coefficients(now.A, now.C - written, B))
+    return now, Coefficients(now.A, now.C - written, B)
 
 
 def _spread(steps: Tensor) -> Tensor:
     """Steps [g, m, c] as the matrix [g, m, m c] that gives each (t, j) to its own token t."""
-    m = steps.shape[1]
-    eye = torch.eye(m, dtype=steps.dtype, device=steps.device)
+    eye = _eye(steps.shape[1], steps.dtype, steps.device)
     return (eye[:, :, None] * steps[:, None]).flatten(2)
+
+
+@table
+def _eye(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.eye(m, dtype=dtype, device=device)
 
 
 def _one_token_earlier(c: Coefficients) -> Coefficients:
@@ -78,64 +89,123 @@ def _one_token_earlier(c: Coefficients) -> Coefficients:
     return Coefficients(A, C, B)
 
 
-def hoist_exact(spec: MemorySpec, gates: Tensors, block: int) -> Tensors:
-    """The coefficients of all blocks at once, as streams; `exact_of` reads a block's."""
-    fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
-    made = exact(spec, *(by_block(x, block, fill) for x, fill in fills))
-    rows = len(gates[0])
-    return tuple(by_slot(x, rows) for c in made for x in in_streams(c))
-
-
-def exact_of(spec: MemorySpec, streams: Tensors) -> Exact:
-    """What `hoist_exact` left in the streams, for a block that may be shorter than the others."""
-    m = streams[0].shape[1]
-    wide = m + spec.window - 1 if isinstance(spec.bias, DotProduct) else m * spec.window
-    own = 5 if isinstance(spec.optimizer, Momentum) else 2
-    return Exact(from_streams(streams[:own], wide), from_streams(streams[own:], wide))
-
-
-def solve(
-    spec: MemorySpec, W: Tensor, S: Tensor | None, x: Tensor, v: Tensor, before: Coefficients
-) -> tuple[Tensor, Tensor]:
-    """The errors e and the features x that they are written with, pair by pair of `before.C`.
-
-    x [g, m + c - 1, D], v [g, m + c - 1, dv]: the block's pairs behind its look-back.
+class Exact(NamedTuple):
+    """What a block of exact steps adds up to, a row per token and a column per entry of `Pairs`:
+    W_t, the point of step t's gradient and, where there is a momentum, S_t (without W's columns).
     """
-    if isinstance(spec.bias, DotProduct):
-        e = v
-    else:
-        pair = _pair_of_unknown(before.A.shape[1], spec.window, x.device)
-        e = _errors(W, S, x, v, before, pair)
-        x = x if pair is None else x.index_select(1, pair)
-    return (e.detach(), x.detach()) if spec.stop_gradient else (e, x)
+
+    now: Tensor
+    before: Tensor
+    momentum: Tensor | None = None
+
+    def at(self, count: Tensor) -> "Exact":
+        """Only the row of each sequence's last token, the count-th: there the block ends."""
+        index = (count - 1).clamp(min=0)[:, None, None]
+        return Exact(*(x if x is None else x.take_along_dim(index, dim=1) for x in self))
 
 
-def _pair_of_unknown(m: int, window: int, device: torch.device) -> Tensor | None:
-    """(t, j) -> its pair's place among the m + c - 1 of a block; None where that is t itself."""
-    if window == 1:
-        return None
+def hoist_exact(
+    spec: MemorySpec,
+    gates: Tensors,
+    block: int,
+    dv: int,
+    kept: tuple[Tensor, Tensor] | None = None,
+) -> Tensors:
+    """`Exact` of all blocks at once, as streams."""
+    fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
+    now, before = exact(spec, *(by_block(x, block, fill) for x, fill in fills), kept)
+    made = [_joined(now.A, now.B, now.C, dv), _joined(before.A, before.B, before.C, dv)]
+    if now.T is not None and now.P is not None:
+        made.append(_joined(now.T, None, now.P, dv))
+    return tuple(by_slot(x, len(gates[0])) for x in made)
+
+
+def _joined(A: Tensor, B: Tensor | None, C: Tensor, dv: int) -> Tensor:
+    """[A | B | C] with A and B [g, m, 1] once for every row of their matrix."""
+    wide = [x.expand(-1, -1, dv) for x in (A, B) if x is not None]
+    return torch.cat([*wide, C], dim=2)
+
+
+def part(spec: MemorySpec, streams: Sequence[Tensor], tokens: slice, dv: int) -> Exact:
+    """What `hoist_exact` left for some tokens, with as many columns as these have pairs."""
+    m = streams[0][:, tokens].shape[1]
+    pairs = m + spec.window - 1 if isinstance(spec.bias, DotProduct) else m * spec.window
+    S = dv if isinstance(spec.optimizer, Momentum) else 0
+    widths = dv + S + pairs, dv + S + pairs, dv + pairs
+    return Exact(*(x[:, tokens, :n] for x, n in zip(streams, widths, strict=False)))
+
+
+# ---- a block -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What a block has found and written: keys K [g, n, D] and values V [g, n, dv].
+
+    First the rows of W (and of S), whose values are unit vectors, then the pairs of the block.
+    """
+
+    K: Tensor
+    V: Tensor
+
+    def read(self, x: Tensor, weights: Tensor) -> Tensor:
+        """sum_i weights[t, i] (K_i . x_t) V_i: W_t x_t with the weights of a token."""
+        return torch.bmm(torch.bmm(x, self.K.mT) * weights, self.V)
+
+    def read_back(self, e: Tensor, weights: Tensor) -> Tensor:
+        """W_t^T e_t."""
+        return torch.bmm(torch.bmm(e, self.V.mT) * weights, self.K)
+
+    def end(self, c: Exact) -> Tensors:
+        """W (and S) with the weights of the last token."""
+        W = self._matrix(c.now)
+        if c.momentum is None:
+            return (W,)
+        old = self.V.shape[2]  # S has no part in W
+        return W, Pairs(self.K[:, old:], self.V[:, old:])._matrix(c.momentum)
+
+    def _matrix(self, weights: Tensor) -> Tensor:
+        return torch.bmm((weights[:, -1:].mT * self.V).mT, self.K)
+
+
+def solve(spec: MemorySpec, carried: Tensors, x: Tensor, v: Tensor, before: Tensor) -> Pairs:
+    """The list of a block whose pairs, behind its look-back, are x [g, m + c - 1, D] and v.
+
+    carried: W, or W and S. With the exact rule a pair stands once for every step that it is in.
+    """
+    x, v = (_by_unknown(spec, part, before.shape[1]) for part in (x, v))
+    K = torch.cat([*carried, x], dim=1)
+    e = v if isinstance(spec.bias, DotProduct) else _errors(K, x, v, before)
+    if spec.stop_gradient:
+        e, K = e.detach(), torch.cat([*carried, x.detach()], dim=1)
+    unit = _eye(v.shape[2], v.dtype, v.device).expand(len(v), -1, -1)
+    return Pairs(K, torch.cat([*(unit for _ in carried), e], dim=1))
+
+
+def _by_unknown(spec: MemorySpec, x: Tensor, m: int) -> Tensor:
+    """Pairs [g, m + c - 1, ..] in the order of the unknowns (t, j), where there are any."""
+    if spec.window == 1 or isinstance(spec.bias, DotProduct):
+        return x
+    return x.index_select(1, _pair_of_unknown(m, spec.window, x.device))
+
+
+@table
+def _pair_of_unknown(m: int, window: int, device: torch.device) -> Tensor:
     t = torch.arange(m, device=device)[:, None]
     return (t + window - 1 - torch.arange(window, device=device)).flatten()
 
 
-def _errors(
-    W: Tensor, S: Tensor | None, x: Tensor, v: Tensor, c: Coefficients, pair: Tensor | None
-) -> Tensor:
-    channel = c.C.dim() == 4
-    A, B, C = c.A, c.B, c.C
-    if pair is not None:
-        window = len(pair) // A.shape[1]
-        A, C = A.repeat_interleave(window, 1), C.repeat_interleave(window, 1)
-        B = None if B is None else B.repeat_interleave(window, 1)
-        gram = None if channel else torch.bmm(x, x.mT).index_select(1, pair).index_select(2, pair)
-        x, v = x.index_select(1, pair), v.index_select(1, pair)
+def _errors(K: Tensor, x: Tensor, v: Tensor, before: Tensor) -> Tensor:
+    m, dv, n = before.shape[1], v.shape[2], x.shape[1]
+    products = torch.bmm(x, K.mT)
+    if n > m:  # every pair of a window with the coefficients of its token
+        products = (products.unflatten(1, (m, -1)) * before[:, :, None]).flatten(1, 2)
     else:
-        gram = None if channel else torch.bmm(x, x.mT)
-    known = torch.baddbmm(v, A * x, W.mT, alpha=-1)
-    if B is not None and S is not None:
-        known = torch.baddbmm(known, B * x, S.mT, alpha=-1)
-    system = torch.einsum("gtd,gtnd,gnd->gtn", x, C, x) if gram is None else C * gram
-    return torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        products = products * before
+    for begin in range(0, products.shape[2] - n, dv):
+        v = v - products[..., begin : begin + dv]
+    system = products[..., products.shape[2] - n :]
+    return torch.linalg.solve_triangular(system, v, upper=False, unitriangular=True)
 
 
 def linear_body(spec: MemorySpec) -> Body:
@@ -146,22 +216,50 @@ def linear_body(spec: MemorySpec) -> Body:
     ) -> tuple[Tensor, Tensors]:
         q, k, v, *rest = streams
         constants = shared[0] if shared else None
-        c = exact(spec, *rest) if _per_channel(spec) else exact_of(spec, tuple(rest))
+        phi_q, phi_k = spec.features(q, constants), spec.features(k, constants)
+        c = part(spec, rest, slice(0, q.shape[1]), v.shape[2])
+        pairs = solve(spec, state, phi_k, v, c.before)
+        return pairs.read(phi_q, c.now), pairs.end(c if count is None else c.at(count))
+
+    return _channel_body(spec) if isinstance(spec.retention, ChannelRetention) else body
+
+
+def _channel_body(spec: MemorySpec) -> Body:
+    """The same where every feature forgets at its own rate: coefficients have a third axis."""
+
+    def body(
+        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        q, k, v, *gates = streams
+        constants = shared[0] if shared else None
+        now, before = exact(spec, *gates)
         S = state[1] if spec.optimizer.momentum else None
-        e, x = solve(spec, state[0], S, spec.features(k, constants), v, c.before)
-        y = PairSum(state[0], S, (e, x), c.now)(spec.features(q, constants))
-        end = PairSum(state[0], S, (e, x), c.now if count is None else rows_at(c.now, count))
+        e, x = _channel_errors(spec, state[0], S, spec.features(k, constants), v, before)
+        y = PairSum(state[0], S, (e, x), now)(spec.features(q, constants))
+        end = PairSum(state[0], S, (e, x), now if count is None else rows_at(now, count))
         return y, (end.end(), *((end.end_momentum(),) if S is not None else ()))
 
     return body
 
 
+def _channel_errors(
+    spec: MemorySpec, W: Tensor, S: Tensor | None, x: Tensor, v: Tensor, c: Coefficients
+) -> tuple[Tensor, Tensor]:
+    if isinstance(spec.bias, DotProduct):
+        return (v.detach(), x.detach()) if spec.stop_gradient else (v, x)
+    m, window = c.A.shape[1], spec.window
+    x, v = _by_unknown(spec, x, m), _by_unknown(spec, v, m)
+    A, C = c.A.repeat_interleave(window, 1), c.C.repeat_interleave(window, 1)
+    known = v - (A * x) @ W.mT
+    if c.B is not None and S is not None:
+        known = known - (c.B.repeat_interleave(window, 1) * x) @ S.mT
+    system = torch.einsum("gtd,gtnd,gnd->gtn", x, C, x)
+    e = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    return (e.detach(), x.detach()) if spec.stop_gradient else (e, x)
+
+
 def hoist_linear(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     """q, k, v and the coefficients; ChannelRetention keeps its gates, as in `chunkwise.hoist`."""
-    if _per_channel(spec):
+    if isinstance(spec.retention, ChannelRetention):
         return streams
-    return (*streams[:3], *hoist_exact(spec, streams[3:], block))
-
-
-def _per_channel(spec: MemorySpec) -> bool:
-    return isinstance(spec.retention, ChannelRetention)
+    return (*streams[:3], *hoist_exact(spec, streams[3:], block, streams[2].shape[2]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atlas_memory.memory.omega import carried, decay
+from atlas_memory.memory.omega import decays
 from atlas_memory.memory.tracing import untraced
 from atlas_memory.memory.tree import State
 
@@ -84,8 +84,7 @@ def _read(
     now: MesaState, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor
 ) -> tuple[Tensor, MesaState]:
     """A block of tokens: H_t for all of them at once, then one solve each."""
-    A = carried(alpha.flatten(0, 1)).view(*alpha.shape)
-    D = decay(alpha)
+    D, A = decays(alpha)
     outer = (k[..., :, None] * k[..., None, :]).flatten(-2)
     H = A[..., None, None] * now.H[:, :, None] + (D @ outer).unflatten(-1, (k.shape[-1],) * 2)
     x = torch.linalg.solve(H + _ridge(now.ridge, H), q[..., None])[..., 0]

@@ -9,11 +9,14 @@ and what a whole chunk of such steps adds up to. With D_a[t, n] = a_t a_{t-1} ..
 """
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from atlas_memory.memory.tables import table
 from atlas_memory.memory.tree import State
 
 
@@ -64,9 +67,25 @@ def band(gamma: Tensor) -> Tensor:
     return rows[..., : m * (m + window - 1)].unflatten(-1, (m, m + window - 1))
 
 
-def _logarithm(gate: Tensor) -> Tensor:
+class _Logarithm(torch.autograd.Function):
     """log, with zeros lifted to 1e-30 and their gradient kept: products over them stay exact."""
-    return (gate + (gate.clamp(min=1e-30) - gate).detach()).log()
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor) -> Tensor:
+        lifted = gate.clamp(min=1e-30)
+        ctx.save_for_backward(lifted)
+        return lifted.log()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, w: Tensor) -> Tensor:
+        (lifted,) = ctx.saved_tensors
+        return w / lifted
+
+
+def _logarithm(gate: Tensor) -> Tensor:
+    logs: Tensor = _Logarithm.apply(gate)  # type: ignore[no-untyped-call]
+    return logs
 
 
 def decay(gate: Tensor) -> Tensor:
@@ -74,16 +93,18 @@ def decay(gate: Tensor) -> Tensor:
 
     Segment sums are added up directly instead of subtracting two long sums, which loses digits.
     """
-    m = gate.shape[-1]
-    after = torch.ones(m, m, dtype=torch.bool, device=gate.device).tril(-1)
-    logs = _logarithm(gate)[..., :, None] * after.to(gate)
-    return logs.cumsum(dim=-2).exp() * after.logical_or(_eye(gate)).to(gate)
+    after, until = _triangles(gate.shape[-1], gate.dtype, gate.device)
+    return (_logarithm(gate)[..., :, None] * after).cumsum(dim=-2).exp() * until
 
 
-def _eye(gate: Tensor) -> Tensor:
-    return torch.eye(gate.shape[-1], dtype=torch.bool, device=gate.device)
+@table
+def _triangles(m: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """1 where n < t, and where n <= t."""
+    until = torch.ones(m, m, dtype=dtype, device=device).tril()
+    return until.tril(-1), until
 
 
-def carried(gate: Tensor) -> Tensor:
-    """gate_t .. gate_1: what is left of the chunk's start at each token. gate [.., m(, D)]."""
-    return _logarithm(gate).cumsum(dim=1).exp()
+def decays(gate: Tensor) -> tuple[Tensor, Tensor]:
+    """`decay`, and gate_t .. gate_0 [.., m]: what is left of the chunk's start at each token."""
+    D = decay(gate)
+    return D, D[..., 0] * gate[..., :1]

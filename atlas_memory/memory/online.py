@@ -17,9 +17,11 @@ start. This file is the recurrent form, the definition; `online_chunk.py` is the
 """
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.architectures import Tape, plain
 from atlas_memory.memory.attentional_bias import DotProduct
@@ -28,6 +30,8 @@ from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
+
+TINY = 1e-30  # at d = 0 the bound has no direction
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,26 @@ def error(spec: MemorySpec, keys: Tensor, values: Tensor) -> Tensor:
 def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:
     """d of every hidden matrix from W~^T e: never longer than 1, whatever W has become."""
     found = spec.architecture.back(tape, dh)
-    bounded = tuple(d / (1 + torch.linalg.vector_norm(d, dim=-1, keepdim=True)) for d in found)
+    bounded: Tensors = tuple(_Bounded.apply(d) for d in found)  # type: ignore[no-untyped-call]
     return tuple(d.detach() for d in bounded) if spec.stop_gradient else bounded
+
+
+class _Bounded(torch.autograd.Function):
+    """d / (1 + ||d||)."""
+
+    @staticmethod
+    def forward(ctx: Any, d: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
+        bounded = d / (1 + norm)
+        ctx.save_for_backward(bounded, norm)
+        return bounded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, w: Tensor) -> Tensor:
+        bounded, norm = ctx.saved_tensors
+        along = (bounded * w).sum(dim=-1, keepdim=True).div_(norm.clamp(min=TINY))
+        return (w / (1 + norm)).addcmul_(bounded, along, value=-1)
 
 
 def where(rows: Tensor, yes: Tensors, no: Tensors) -> Tensors:
@@ -124,8 +146,9 @@ def _read_token(spec: MemorySpec, now: Learner, tokens: Tokens, i: int, H_0: Ten
     H_start = where(begins, now.H, now.H_start)
     phi = spec.features(keys, tokens.constants)
     h, tape = spec.architecture.hidden([plain(w) for w in H_start], phi)
-    alpha, eta, theta, gamma = (x[:, :, i] for x in tokens.gates.complete())
-    mu = tokens.gates.named()["hidden"][:, :, i]
+    t = i - tokens.recent
+    alpha, eta, theta, gamma = (x[:, :, t] for x in tokens.gates.complete())
+    mu = tokens.gates.named()["hidden"][:, :, t]
     target, weight = error(spec, keys, values), gamma.flip(-1)[..., None]
     older = bounded_back(spec, tape, _errors(spec, target, h, now.W[0]) @ now.W[0])
     d = where(begins, tuple(x[:, :, :-1] for x in older), now.d) if spec.window > 1 else ()

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne
 from atlas_memory.memory.chunkwise import by_block, by_slot, gradient_point, gradients, hoisted
-from atlas_memory.memory.omega import band, carried, decay
+from atlas_memory.memory.omega import band, decays
 from atlas_memory.memory.optimizers import Optimizer
 from atlas_memory.memory.pair_sum import write_pairs
 from atlas_memory.memory.scan import Body, Tensors
@@ -76,12 +76,14 @@ def muon_chunk(
 ) -> MuonChunk:
     m, stepping = alpha.shape[1], optimizer.stepping
     alpha = alpha if alpha.dim() == 3 else alpha[..., None]
-    D_alpha, A = decay(alpha.mT), carried(alpha)
+    D_alpha, A = decays(alpha.mT)
+    D_theta, T = decays(theta)
+    A = A.mT
     E = D_alpha[..., stepping] * eta[:, None, None, stepping]
     last = (torch.arange(m, device=alpha.device) + 1) // optimizer.period
     columns = torch.cat([A.mT[..., None], D_alpha[..., stepping]], dim=-1)
     since = columns.gather(3, last.view(1, 1, m, 1).expand(*columns.shape[:3], 1))[..., 0].mT
-    return MuonChunk(carried(theta)[..., None], decay(theta) @ band(gamma), A, E, since)
+    return MuonChunk(T[..., None], D_theta @ band(gamma), A, E, since)
 
 
 def hoist_muon(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 Tensors = tuple[Tensor, ...]
 KEPT_BYTES = 2**30
@@ -44,13 +45,9 @@ class Plan:
         return -(-self.slots // self.block)
 
     def slices(self, streams: Sequence[Tensor], j: int) -> Tensors:
-        return tuple(self._slice(x, j, w) for x, w in zip(streams, self.lookbacks, strict=True))
+        return tuple(self.slice(x, j, w) for x, w in zip(streams, self.lookbacks, strict=True))
 
-    def slices_or_none(self, streams: Sequence[Tensor | None], j: int) -> tuple[Tensor | None, ...]:
-        widths = zip(streams, self.lookbacks, strict=True)
-        return tuple(None if x is None else self._slice(x, j, w) for x, w in widths)
-
-    def _slice(self, x: Tensor, j: int, lookback: int) -> Tensor:
+    def slice(self, x: Tensor, j: int, lookback: int) -> Tensor:
         begin = j * (self.block + lookback if self.apart else self.block)
         return x[:, begin : begin + min(self.block, self.slots - j * self.block) + lookback]
 
@@ -147,45 +144,91 @@ class _Scan(torch.autograd.Function):
                 y, state = step(j, state, initial, step.plan.slices(streams, j), shared)
             outputs.append(y)
         ctx.step, ctx.counts, ctx.records = step, counts, records
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *borders)
-        return torch.cat(outputs, dim=1), *(x.clone() for x in state)
+        return torch.cat(outputs, dim=1), *_own(state, tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *dstate: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: Tensor | None, *dstate: Tensor | None) -> tuple[Any, ...]:
         step, counts, total = ctx.step, ctx.counts, len(ctx.needs_input_grad) - 2
         saved = ctx.saved_tensors
         tensors, borders = saved[:total], saved[total:]
         _, initial, streams, shared = _split(tensors, counts)
         needs = _split(ctx.needs_input_grad[2:], counts)
-        wanted = zip(tensors, ctx.needs_input_grad[2:], strict=True)
-        sums = [torch.zeros_like(x) if need else None for x, need in wanted]
-        _, d_initial, d_streams, d_shared = _split(sums, counts)
+        d_streams = [_Collected(x, n, step.plan) for n, x in enumerate(streams)]
+        sums: list[Tensor | None] = [None] * (counts[1] + len(shared))
         for j in reversed(range(step.plan.blocks)):
             border = borders[j * counts[0] : (j + 1) * counts[0]]
             record = ctx.records.pop(j, None)
             if record is None:
                 record = _record(step, j, (border, initial, streams, shared), needs)
             begin, width = j * step.plan.block, record.outputs[0].shape[1]
-            grads = _gradients(record, (dy[:, begin : begin + width], *dstate))
-            found = zip(grads[0], border, strict=True)
-            dstate = tuple(torch.zeros_like(x) if g is None else g for g, x in found)
-            targets = (*d_initial, *step.plan.slices_or_none(d_streams, j), *d_shared)
-            for target, grad in zip(targets, (*grads[1], *grads[2], *grads[3]), strict=True):
-                if target is not None and grad is not None:
-                    target += grad
+            given = None if dy is None else dy[:, begin : begin + width]
+            grads = _gradients(record, (given, *dstate))
+            dstate = tuple(grads[0])
+            for part, grad in zip(d_streams, grads[2], strict=True):
+                part.add(j, grad)
+            sums = [_plus(a, b) for a, b in zip(sums, (*grads[1], *grads[3]), strict=True)]
         d_state = tuple(g if need else None for g, need in zip(dstate, needs[0], strict=True))
-        return None, None, *d_state, *d_initial, *d_streams, *d_shared
+        d_initial, d_shared = sums[: counts[1]], sums[counts[1] :]
+        made = (x.total() if need else None for x, need in zip(d_streams, needs[2], strict=True))
+        return None, None, *d_state, *d_initial, *made, *d_shared
+
+
+def _own(state: Tensors, inputs: Tensors) -> Tensors:
+    """Outputs of a node: each a tensor of its own, none of them an input."""
+    seen, own = {id(x) for x in inputs}, []
+    for x in state:
+        own.append(x.clone() if id(x) in seen else x)
+        seen.add(id(x))
+    return tuple(own)
+
+
+def _plus(total: Tensor | None, x: Tensor | None) -> Tensor | None:
+    if total is None or x is None:
+        return x if total is None else total
+    return total + x
+
+
+class _Collected:
+    """The gradient of a stream from those of its blocks, last block first: laid end to end, or
+    added up where blocks look back at the slots of others.
+    """
+
+    def __init__(self, stream: Tensor, number: int, plan: Plan) -> None:
+        self.stream, self.number, self.plan = stream, number, plan
+        self.laid = plan.apart or plan.lookbacks[number] == 0
+        self.parts: list[Tensor] = []
+        self.sum: Tensor | None = None
+
+    def add(self, j: int, grad: Tensor | None) -> None:
+        lookback = self.plan.lookbacks[self.number]
+        if self.laid:
+            here = self.plan.slice(self.stream, j, lookback)
+            self.parts.append(torch.zeros_like(here) if grad is None else grad)
+        elif grad is not None:
+            if self.sum is None:
+                self.sum = torch.zeros_like(self.stream)
+            self.plan.slice(self.sum, j, lookback).add_(grad)
+
+    def total(self) -> Tensor | None:
+        if not self.laid:
+            return self.sum
+        laid = torch.cat(self.parts[::-1], dim=1)
+        rest = self.stream.shape[1] - laid.shape[1]  # streams may be filled up to whole blocks
+        return pad(laid, (0, 0) * (laid.dim() - 2) + (0, rest)) if rest else laid
 
 
 def _leaves(tensors: Sequence[Tensor], needs: Sequence[bool]) -> Tensors:
     return tuple(x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True))
 
 
-def _gradients(record: _Record, weights: Tensors) -> list[list[Tensor | None]]:
-    """d(outputs . weights) by group of leaves; None for a leaf that needs none."""
+def _gradients(record: _Record, weights: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
+    """d(outputs . weights) by group of leaves; None for a leaf that needs none or has none."""
     wanted = [x for group in record.leaves for x in group if x.requires_grad]
-    pairs = [(o, w) for o, w in zip(record.outputs, weights, strict=True) if o.requires_grad]
+    both = zip(record.outputs, weights, strict=True)
+    pairs = [(o, w) for o, w in both if o.requires_grad and w is not None]
     outputs, given = [o for o, _ in pairs], [w for _, w in pairs]
     found = iter(torch.autograd.grad(outputs, wanted, given, allow_unused=True))
     return [[next(found) if x.requires_grad else None for x in group] for group in record.leaves]

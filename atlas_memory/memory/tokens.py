@@ -14,7 +14,8 @@ from atlas_memory.memory.state import MemoryState
 @dataclass(frozen=True)
 class Tokens:
     """keys, values, gates run over (recent, new): index recent + t is new token t; queries only
-    over the new ones. Gates of recent tokens are meaningful for the open chunk alone.
+    over the new ones. Gates of recent tokens are meaningful for the open chunk alone, and an
+    online memory has them of new tokens only.
     opened: whether an open chunk's tokens are read once more. phase: as in `MemoryState`.
     """
 
@@ -44,10 +45,12 @@ class Tokens:
         recent, spec = state.keys.shape[2], state.spec
         missing = recent - spec.open_tokens
         carried = state.gates.named()
-        joined = {
-            name: torch.cat([_pad_front(carried.get(name, new[:, :, :0]), missing), new], dim=2)
-            for name, new in gates.named().items()
-        }
+        joined = gates.named()
+        if recent and not spec.online:
+            joined = {
+                name: torch.cat([_pad_front(carried.get(name, new[:, :, :0]), missing), new], 2)
+                for name, new in joined.items()
+            }
         return cls(
             queries=q,
             keys=torch.cat([state.keys, k], dim=2),
