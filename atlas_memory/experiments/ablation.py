@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
+from atlas_memory.experiments.language_model import published_text
 from atlas_memory.experiments.text_models import SECOND, fitting, second, train_and_score
 
 if TYPE_CHECKING:
@@ -108,19 +109,8 @@ PRESETS: dict[str, Settings] = {
         "warmup": 20,
         "validation_tokens": 65_536,
     },
-    "paper": {
-        "data": "HuggingFaceFW/fineweb",
-        "tokenizer": "google-t5/t5-base",
-        "size": "760m",
-        "changes": {"memory.optimizer.period": 1},
-        "parameters": None,
-        "length": 4096,
-        "batch": 128,
-        "steps": 57_000,
-        "learning_rate": 1.25e-3,
-        "warmup": 2_000,
-        "validation_tokens": 1_000_000,
-    },
+    # The paper's Muon steps at every token.
+    "paper": published_text("760m") | {"changes": {"memory.optimizer.period": 1}},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Workspace
@@ -10,14 +11,6 @@ if TYPE_CHECKING:
     from atlas_memory.serving.loading import Loaded
     from atlas_memory.training.prepare import Prepared
     from atlas_memory.training.recipe import Recipe
-
-# The paper's Table 7: peak learning rate and tokens of a size; 4K tokens a text, 0.5M a step
-PAPER = {
-    "340m": (1.5e-3, 15_000_000_000),
-    "760m": (1.25e-3, 30_000_000_000),
-    "1.3b": (7e-4, 100_000_000_000),
-}
-LENGTH, BATCH = 4096, 128
 
 
 def recipe_of(plain: dict[str, Any], variant: str, seed: int) -> Recipe:
@@ -28,27 +21,37 @@ def recipe_of(plain: dict[str, Any], variant: str, seed: int) -> Recipe:
 
 
 def paper_recipe(cell: Cell) -> Recipe:
-    """The published training of a size: FineWeb, T5's vocabulary, AdamW, cosine."""
-    size = cell["recipe"]
-    rate, tokens = PAPER[size]
-    plain = {
-        "model.size": size,
-        "data.source": "HuggingFaceFW/fineweb:sample-100BT",
-        "data.tokenizer": "google-t5/t5-base",
-        "data.length": LENGTH,
-        "data.most_tokens": tokens,
-        "data.validation_share": 0.0005,
-        "data.validation_tokens": 4_000_000,
-        "train.steps": tokens // (LENGTH * BATCH),
-        "train.batch": BATCH,
-        "train.micro_batch": 1,
-        "train.learning_rate": rate,
-        "train.warmup": 1000,
-        "train.precision": "bfloat16",
-        "train.checkpoint_layers": True,
-        "train.save_every": 500,
+    """The published training of a size, which is the recipe of that name, by one process."""
+    recipe = published(cell["recipe"])
+    model = replace(recipe.model, variant=cell["variant"])
+    return replace(
+        recipe, model=model, train=replace(recipe.train, seed=cell["seed"], parallel="ddp")
+    )
+
+
+def published(size: str) -> Recipe:
+    """The paper's Table 7 as far as it goes, in the recipe of a size."""
+    from atlas_memory.training.recipe import find_recipe, load_recipe
+
+    return load_recipe(find_recipe(size))
+
+
+def published_text(size: str) -> dict[str, Any]:
+    """The same as settings of the experiments that compare language models on text."""
+    data, train = published(size).data, published(size).train
+    return {
+        "data": data.source,
+        "tokenizer": data.tokenizer,
+        "size": size,
+        "changes": {},
+        "parameters": None,
+        "length": data.length,
+        "batch": train.batch,
+        "steps": train.steps,
+        "learning_rate": train.learning_rate,
+        "warmup": train.warmup,
+        "validation_tokens": data.validation_tokens,
     }
-    return recipe_of(plain, cell["variant"], cell["seed"])
 
 
 def train(recipe: Recipe, workspace: Workspace) -> tuple[Loaded, dict[str, Any]]:

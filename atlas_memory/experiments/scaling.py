@@ -9,6 +9,7 @@ from statistics import linear_regression, mean
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
+from atlas_memory.experiments.language_model import published_text
 from atlas_memory.experiments.text_models import train_and_score
 from atlas_memory.family import VARIANTS
 
@@ -31,10 +32,12 @@ def _tiny(hidden: int, heads: int, layers: int, parameters: int, steps: int) -> 
     }
 
 
-def _published(size: str, steps: int, learning_rate: float) -> dict[str, Any]:
-    rest = {"parameters": None, "steps": steps, "learning_rate": learning_rate}
-    return {"size": size, "model": {}, **rest}
+def _published(size: str) -> dict[str, Any]:
+    own = ("size", "parameters", "steps", "learning_rate")
+    return {"model": {}, **{name: published_text(size)[name] for name in own}}
 
+
+SHARED = ("length", "data", "tokenizer", "warmup", "validation_tokens")
 
 # context: lengths at one shape. compute: shapes at one length.
 PRESETS: dict[str, Settings] = {
@@ -66,19 +69,10 @@ PRESETS: dict[str, Settings] = {
     },
     "paper": {
         "lengths": [2048, 4096, 8192, 16_384, 32_768],
-        "shape": _published("760m", 57_000, 1.25e-3),
-        "length": 4096,
-        "shapes": [
-            _published("170m", 28_600, 3e-3),
-            _published("340m", 28_600, 1.5e-3),
-            _published("760m", 57_000, 1.25e-3),
-            _published("1.3b", 190_000, 7e-4),
-        ],
-        "data": "HuggingFaceFW/fineweb",
-        "tokenizer": "google-t5/t5-base",
+        "shape": _published("760m"),
+        "shapes": [_published(size) for size in ("170m", "340m", "760m", "1.3b")],
         "tokens_a_step": 524_288,
-        "warmup": 2_000,
-        "validation_tokens": 1_000_000,
+        **{name: published_text("760m")[name] for name in SHARED},
     },
 }
 OWN = ("lengths", "shape", "length", "shapes", "tokens_a_step")

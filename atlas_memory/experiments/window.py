@@ -8,6 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
+from atlas_memory.experiments.language_model import published_text
 from atlas_memory.experiments.text_models import SECOND, second, train_and_score
 
 if TYPE_CHECKING:
@@ -48,22 +49,14 @@ PRESETS: dict[str, Settings] = {
         "warmup": 20,
         "validation_tokens": 65_536,
     },
-    "paper": {
+    "paper": published_text("340m")
+    | {
         "windows": [1, 2, 4, 8, 16, 32, 64],
         "lengths": [1024, 2048, 4096, 8192],
-        "data": "HuggingFaceFW/fineweb",
-        "tokenizer": "google-t5/t5-base",
-        "size": "340m",
-        "changes": {},
-        "parameters": None,
         "tokens_a_step": 524_288,
-        "steps": 28_600,
-        "learning_rate": 1.5e-3,
-        "warmup": 2_000,
-        "validation_tokens": 1_000_000,
     },
 }
-OWN = ("windows", "lengths", "tokens_a_step")
+OWN = ("windows", "lengths", "tokens_a_step", "length", "batch")
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
