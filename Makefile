@@ -3,9 +3,10 @@ PYTHON  ?= python3
 WORKERS ?= 2
 BIN     := .venv/bin
 READY   := .venv/.installed
+# -r s: the last lines say what was skipped, and how to have it.
 # One thread for each test worker: two workers that each start two threads fight for two cores.
 SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-PYTEST  := $(SINGLE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST  := $(SINGLE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -r s
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-all check bench docs clean

@@ -52,6 +52,30 @@ def test_snippets_run_as_they_are_printed(page, place, monkeypatch):
         exec(compile(snippet, str(page), "exec"), names)
 
 
+def told_files():
+    """The files of README's tree, by folder."""
+    tree = (ROOT / "README.md").read_text().partition("## File structure")[2].split("```")[1]
+    folder = ""
+    for line in tree.splitlines():
+        if line.startswith(("├", "└")):
+            name = line[4:].split()[0]
+            folder = name if name.endswith("/") else ""
+        if line.startswith(("├", "└", "│")):
+            yield from (folder + name for name in re.findall(r"\w+\.py\b", line))
+            if folder and line[0] != "│":
+                yield folder
+
+
+def test_the_tree_is_that_of_the_package():
+    """Every folder, and every file of the package itself, of memory/ and of layers/."""
+    package = ROOT / "atlas_memory"
+    folders = [path for path in package.iterdir() if (path / "__init__.py").is_file()]
+    files = [*package.glob("*.py"), *package.glob("memory/*.py"), *package.glob("layers/*.py")]
+    own = {str(file.relative_to(package)) for file in files if "__" not in file.name}
+    own |= {f"{folder.name}/" for folder in [*folders, package / "recipes"]}
+    assert sorted(told_files()) == sorted(own)
+
+
 def commands(page):
     """`atlas ...` in fenced and indented blocks, without what is explained beside it."""
     text = re.sub(r"\\\n\s*", "", page.read_text())  # a line may go on in the next

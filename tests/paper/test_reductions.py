@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import atlas_memory as am
+from atlas_memory.memory.architectures import plain
 from tests.memory.cases import (
     Sizes,
     assert_same,
@@ -38,6 +39,38 @@ def test_only_the_newest_gate_is_a_window_of_one(form: str, window: int) -> None
     expected, last = package(one, replace(spec, window=1), form)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(state.weights, last.weights, rtol=1e-12, atol=1e-12)
+
+
+@FORMS
+@pytest.mark.parametrize("architecture", [am.Matrix(), am.MLP(2)])
+def test_a_window_of_the_whole_context_descends_the_loss_of_all_pairs(
+    form: str, architecture: am.Matrix | am.MLP
+) -> None:
+    """c >= t, gamma = 1: a step follows the gradient of sum_i l(M; k_i, v_i), i = 1 .. t."""
+    spec = matrix(window=T, chunk=1, architecture=architecture, retention=am.NoRetention())
+    p = draw(spec, T)
+    p = replace(p, gates=am.Gates(eta=p.gates.eta))
+    _, before = package(p.cut(0, T - 1), spec, form)
+    _, after = package(p, spec, form)
+    W = [w.detach().requires_grad_() for w in before.weights]
+    y, _ = architecture.forward([plain(w) for w in W], p.k, p.k)
+    gradients = torch.autograd.grad(spec.bias.loss(y, p.v).sum(), W)
+    eta = wide(p.gates.eta[:, :, -1])
+    expected = tuple(w - eta * g for w, g in zip(before.weights, gradients, strict=True))
+    torch.testing.assert_close(after.weights, expected, rtol=1e-10, atol=1e-12)
+
+
+@FORMS
+def test_coefficients_gate_the_degrees_of_the_input(form: str) -> None:
+    """a_1 = 1 and a_i = 0 for i != 1 is phi(x) = x."""
+    spec = matrix(features=am.Polynomial(2), window=2)
+    p = draw(spec, T)
+    coefficients = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    first = p.weights[0][..., 1 : 1 + p.k.shape[-1]]
+    y, _ = package(replace(p, coefficients=coefficients), spec, form)
+    plainly = replace(p, coefficients=None, weights=(first,))
+    expected, _ = package(plainly, replace(spec, features=am.Identity()), form)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
 
 @FORMS
