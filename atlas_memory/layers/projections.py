@@ -21,6 +21,7 @@ from atlas_memory.memory import (
     Muon,
     NoRetention,
 )
+from atlas_memory.memory.tables import scalar
 
 CONV_SIZE = 4
 LARGEST_HIDDEN_STEP = 0.5  # of a hidden matrix towards a pair, whose part is never longer than 1
@@ -88,7 +89,8 @@ class Projections(nn.Module):
 
 def unit(x: Tensor) -> Tensor:
     """x / ||x||, zero at zero, with a finite gradient everywhere."""
-    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.hypot(length, scalar(1e-3, x.dtype, x.device))
 
 
 def gate_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
