@@ -4,8 +4,10 @@
 
 Counted with a TorchDispatchMode: every operation that an accelerator would have to launch, views
 and allocations left out, and every host sync (a value of a tensor that Python asks for). The
-shape is that of `make train`: 2 layers, width 128, 16 heads, chunk 64. Counts do not depend on the
-machine or on what else it does, so they can be compared where a clock cannot.
+shape: 2 layers, width 128, 16 heads, expansion 1, chunk 128, and the errors of a whole chunk solved
+at once, as an accelerator does (a processor solves fewer at a time, and launches more for less
+work; `--unknowns 64` counts that). Counts do not depend on the machine or on what else it does, so
+they can be compared where a clock cannot.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from atlas_memory.variants import VARIANTS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlas_memory import AtlasConfig, AtlasForCausalLM
+from atlas_memory.memory import online_chunk
+from atlas_memory.family import VARIANTS
 
 CHUNK = 128
 LAYERS, SHAPE = 2, {"hidden_size": 128, "num_attention_heads": 16, "intermediate_size": 256}
@@ -120,8 +123,10 @@ def measure(variant: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--unknowns", type=int, default=online_chunk.ON_ACCELERATOR)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    online_chunk.UNKNOWNS = given.unknowns
     found = {}
     for variant in given.variants.split(","):
         found[variant] = measure(variant)

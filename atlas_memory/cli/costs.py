@@ -171,10 +171,11 @@ def _exact(spec: MemorySpec, shapes: list[tuple[int, int]]) -> float:
     hidden matrix is applied to the pair at the chunk's start, to the query now and as it was born.
     """
     (dv, hidden), c = shapes[0], 1 if spec.bias.hebbian else spec.window
-    pairs, unknowns = spec.chunk + spec.window - 1, run_length(spec) * c
+    run = run_length(spec, torch.device("cpu"))
+    pairs, unknowns = spec.chunk + spec.window - 1, run * c
     again, momentum = pairs / spec.chunk, spec.optimizer.heavy
     total = float(dv * hidden * (2 * c + 2) * (2 if momentum else 1))
-    total += 2 * (dv + hidden) * unknowns + hidden * run_length(spec)
+    total += 2 * (dv + hidden) * unknowns + hidden * run
     for out, into in shapes[1:]:
         born = 1 if spec.retention.forgets else 0
         total += out * into * (1 + born + 2 * again + (2 if momentum else 0))

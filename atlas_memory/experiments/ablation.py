@@ -87,6 +87,8 @@ PRESETS: dict[str, Settings] = {
             "num_hidden_layers": 2,
             "num_attention_heads": 8,
             "memory.architecture.expansion": 1,
+            "memory.chunk": 64,
+            "memory.optimizer.period": 64,
         },
         "parameters": 200_000,
         "length": 256,

@@ -43,6 +43,8 @@ def fitting(variant: str, changes: dict[str, Any]) -> dict[str, Any]:
     plain = {} if spec is None else spec.to_dict()
 
     def fits(name: str) -> bool:
+        if name == "memory.chunk" and plain.get("chunk") == 1:  # exact at every token
+            return False
         table: Any = {"memory": plain}
         for part in name.split(".") if name.startswith("memory.") else ():
             if not isinstance(table, dict) or part not in table:

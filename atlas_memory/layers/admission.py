@@ -123,6 +123,9 @@ def _averaged_alike(
     """The same where all rows stand at one place of a run: sums of equal stretches."""
     time = mu.shape[2]
     rest = -(place + time) % period
+    if time == 1:
+        sums = mu if pending is None or not place else mu + pending[..., None]
+        return sums / period, sums[..., 0] if rest else torch.zeros_like(mu[..., 0])
     laid = F.pad(mu, (place, rest)) if place or rest else mu
     sums = laid.unflatten(2, (-1, period)).sum(dim=3)
     if pending is not None and place:

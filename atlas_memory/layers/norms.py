@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from atlas_memory.memory.tables import scalar
+
 
 class RMSNorm(nn.Module):
     """`rms_norm` with a learned weight."""
@@ -26,5 +28,6 @@ class RMSNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, never in less than float32."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight.to(x.dtype)
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True) * wide.shape[-1] ** -0.5
+    normal = wide / torch.hypot(length, scalar(eps**0.5, wide.dtype, wide.device))
+    return normal.to(x.dtype) * weight.to(x.dtype)

@@ -11,6 +11,7 @@ from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.short_conv import ConvState, ShortConv
 from atlas_memory.layers.step_size import forgetting
 from atlas_memory.memory import Gates, MemorySpec
+from atlas_memory.memory.tables import scalar
 
 CONV_SIZE = 4
 LARGEST_HIDDEN_STEP = 0.5  # of a hidden matrix towards a pair, whose part is never longer than 1
@@ -78,7 +79,8 @@ class Projections(nn.Module):
 
 def unit(x: Tensor) -> Tensor:
     """x / ||x||, zero at zero, with a finite gradient everywhere."""
-    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + 1e-6)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.hypot(length, scalar(1e-3, x.dtype, x.device))
 
 
 def gate_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

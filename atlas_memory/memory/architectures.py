@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
-from atlas_memory.memory.tables import table
+from atlas_memory.memory.tables import scalar
 
 LinearMap = Callable[[Tensor], Tensor]
 Tape = tuple[Tensor, ...]
@@ -58,18 +58,13 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=-1, keepdim=True)
 
 
-@table
-def _shortest(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((), sqrt(SMALL), dtype=dtype, device=device)
-
-
 class _Unit(torch.autograd.Function):
     """h = s / length, length = sqrt(||s||^2 + SMALL)."""
 
     @staticmethod
     def forward(ctx: Any, s: Tensor) -> tuple[Tensor, Tensor]:
         length = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
-        length = torch.hypot(length, _shortest(s.dtype, s.device))
+        length = torch.hypot(length, scalar(sqrt(SMALL), s.dtype, s.device))
         h = s / length
         ctx.save_for_backward(h, length)
         return h, length

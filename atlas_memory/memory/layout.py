@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atlas_memory.memory.tables import count
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -27,7 +29,9 @@ class Layout:
 
 def age_of_tokens(position: Tensor, tokens: int, starts: Tensor | None) -> Tensor:
     """How many tokens of its own document precede each new token. [b, t]"""
-    index = torch.arange(tokens, device=position.device)
+    if tokens == 1 and starts is None:
+        return position[:, None]
+    index = count(tokens, position.device)
     age = position[:, None] + index
     if starts is None:
         return age

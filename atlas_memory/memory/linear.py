@@ -191,8 +191,8 @@ def _by_unknown(spec: MemorySpec, x: Tensor, m: int) -> Tensor:
 
 @table
 def _pair_of_unknown(m: int, window: int, device: torch.device) -> Tensor:
-    t = torch.arange(m, device=device)[:, None]
-    return (t + window - 1 - torch.arange(window, device=device)).flatten()
+    t = torch.arange(window - 1, window - 1 + m, device=device)[:, None]
+    return (t - torch.arange(window, device=device)).flatten()
 
 
 def _errors(K: Tensor, x: Tensor, v: Tensor, before: Tensor) -> Tensor:

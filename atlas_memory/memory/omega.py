@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from atlas_memory.memory.tables import table
+from atlas_memory.memory.tables import count, table
 from atlas_memory.memory.tree import State
 
 
@@ -53,8 +53,7 @@ def mask_young(gamma: Tensor, age: Tensor) -> Tensor:
     window = gamma.shape[-1]
     if window == 1:
         return gamma
-    exists = torch.arange(window, device=gamma.device) <= age[..., None]
-    return gamma * exists.to(gamma)
+    return gamma * (age[..., None] >= count(window, gamma.device))
 
 
 def band(gamma: Tensor) -> Tensor:

@@ -36,14 +36,16 @@ from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
 
-UNKNOWNS = 256
+# Errors that are solved at once: their matrices grow with the square, which a processor feels, and
+# fewer of them are fewer launches, which an accelerator feels.
+UNKNOWNS, ON_ACCELERATOR = 64, 256
 BlockResult = tuple[Tensor, Tensors]
 
 
-def run_length(spec: MemorySpec) -> int:
+def run_length(spec: MemorySpec, device: torch.device) -> int:
     """Tokens of a chunk whose errors are solved at once: a divisor of the chunk."""
     window = 1 if isinstance(spec.bias, DotProduct) else spec.window
-    most = max(1, UNKNOWNS // window)
+    most = max(1, (UNKNOWNS if device.type == "cpu" else ON_ACCELERATOR) // window)
     return max(n for n in range(1, min(spec.chunk, most) + 1) if spec.chunk % n == 0)
 
 
@@ -127,7 +129,7 @@ def _read(
 ) -> tuple[Tensor, Learner]:
     q, k, v, alpha, eta, theta, gamma, mu, *place = piece.streams
     blocks, rows = piece.blocks, len(q)
-    run = min(run_length(spec), piece.block)
+    run = min(run_length(spec, q.device), piece.block)
     kept = decays(by_block(alpha, run, 1.0))
     exact = hoist_exact(spec, (alpha, eta, theta, gamma), run, v.shape[2], kept)
     at = _steps(spec, piece.phase, piece.block)

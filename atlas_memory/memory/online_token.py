@@ -43,25 +43,30 @@ def read_token(
 
     keeps = isinstance(spec.retention, NoRetention)
     W = now.W[0] if keeps else alpha * now.W[0]
-    e = target if isinstance(spec.bias, DotProduct) else target - h @ W.mT
+    e = target if isinstance(spec.bias, DotProduct) else _plus(target, h, W.mT, -1)
     d = _recent(spec, now, opens, (h, target, tape))
     d = _with_own(spec, d, tape, e[:, :, -1:] @ W)
-    step = (eta * weight * e).mT @ h
-    S = tuple(theta * s + step for s in now.S)
-    g = tuple((weight * x).mT @ phi_k for x in d)
+    written = ((eta * weight) * e).mT
+    S = tuple(_plus(theta * s, written, h) for s in now.S)
+    W = W + S[0] if S else _plus(W, written, h)
+    pairs = tuple(((weight * x).mT, phi_k) for x in d)
     assert gates.hidden is not None
-    moved, R = _move(spec, state, now, g, (gates.hidden[..., None], theta))
+    moved, R = _move(spec, state, now, pairs, (gates.hidden[..., None], theta))
     H = now.H
     if not keeps:  # bit for bit H where alpha is 1
-        lost = 1 - alpha
-        parts = zip(H, initial[1:], strict=True)
-        H = tuple(torch.addcmul(alpha * w, lost, first) for w, first in parts)
+        H = tuple(torch.lerp(first, w, alpha) for w, first in zip(H, initial[1:], strict=True))
     H = tuple(w if m is None else w + m for w, m in zip(H, moved, strict=True))
-    W = W + (S[0] if S else step)
-    y, _ = spec.architecture.forward([plain(w) for w in (W, *H)], phi_q, q)
+    h_q, _ = spec.architecture.hidden([plain(w) for w in H], phi_q)
+    y = _plus(q, h_q, W.mT) if spec.architecture.residual else h_q @ W.mT
     kept = tuple(x[:, :, 1:] for x in d) if spec.window > 1 else ()
     after = to_state(state, Learner((W,), S, H, R, H_start, kept))
     return y, _one_further(after, keys, values)
+
+
+def _plus(x: Tensor, a: Tensor, b: Tensor, scale: float = 1) -> Tensor:
+    """x + scale a b, of matrices [b, h, .., ..]."""
+    flat = (part.flatten(0, 1) for part in (x, a, b))
+    return torch.baddbmm(*flat, alpha=scale).unflatten(0, x.shape[:2])
 
 
 def _features(
@@ -96,7 +101,7 @@ def _recent(
     h, target, tape = made
     W, back = now.W[0], spec.window - 1
     e = target[:, :, :back]
-    e = e if isinstance(spec.bias, DotProduct) else e - h[:, :, :back] @ W.mT
+    e = e if isinstance(spec.bias, DotProduct) else _plus(e, h[:, :, :back], W.mT, -1)
     found = bounded_back(spec, tuple(x[:, :, :back] for x in tape), e @ W)
     return found if opens is True else where(opens, found, now.d)
 
@@ -113,17 +118,17 @@ def _move(
     spec: MemorySpec,
     state: MemoryState,
     now: Learner,
-    g: Tensors,
+    pairs: tuple[tuple[Tensor, Tensor], ...],
     gates: tuple[Tensor, Tensor],
 ) -> tuple[tuple[Tensor | None, ...], Tensors]:
     """What the hidden matrices step by, None where nothing is due, and their momentum."""
     (mu, theta), optimizer = gates, spec.optimizer
     if isinstance(optimizer, Momentum):
-        R = tuple(theta * r + mu * x for r, x in zip(now.R, g, strict=True))
+        R = tuple(_plus(theta * r, mu * d, x) for r, (d, x) in zip(now.R, pairs, strict=True))
         return R, R
     if not isinstance(optimizer, Muon):
-        return tuple(mu * x for x in g), ()
-    R = tuple(theta * r + x for r, x in zip(now.R, g, strict=True))
+        return tuple((mu * d) @ x for d, x in pairs), ()
+    R = tuple(_plus(theta * r, d, x) for r, (d, x) in zip(now.R, pairs, strict=True))
     if state.phase is not None:
         due = (state.phase + 1) % optimizer.period == 0
         return tuple(mu * optimizer.orthogonalize(r) if due else None for r in R), R

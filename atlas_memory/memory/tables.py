@@ -20,3 +20,14 @@ def table(make: Function) -> Function:
         return make(*args) if traced else kept(*args)
 
     return get  # type: ignore[return-value]
+
+
+@table
+def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+@table
+def count(n: int, device: torch.device) -> Tensor:
+    """0, 1, .. n - 1."""
+    return torch.arange(n, device=device)
