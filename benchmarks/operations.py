@@ -23,8 +23,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlas_memory import AtlasConfig, AtlasForCausalLM
-from atlas_memory.memory import online_chunk
 from atlas_memory.family import VARIANTS
+from atlas_memory.memory import online_chunk
 
 CHUNK = 128
 LAYERS, SHAPE = 2, {"hidden_size": 128, "num_attention_heads": 16, "intermediate_size": 256}

@@ -10,8 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.open_chunk import begin, constants_of, flat, sums, write
-from atlas_memory.memory.reopen import reopen
+from atlas_memory.memory.open_chunk import begin, constants_of, flat, reopen, sums, write
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, OpenChunk
 from atlas_memory.memory.tokens import Tokens

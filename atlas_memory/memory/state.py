@@ -150,7 +150,7 @@ class MemoryState(State):
 
     def join(self, others: Sequence["MemoryState"]) -> "MemoryState":
         """One batch of these rows and then those of the others, wherever each row stands."""
-        from atlas_memory.memory.reopen import reopen
+        from atlas_memory.memory.open_chunk import reopen
 
         states = [self, *others]
         if any(s.open for s in states):

@@ -1,7 +1,8 @@
 """The world of bAbI and its first five tasks: who moves where, takes, drops and gives what.
 
 A story is made by a simulator and told fact by fact; a problem is a story up to a question. The
-world starts in a fixed state that the reader is not told. `babi_solver` answers from the text.
+world starts in a fixed state that the reader is not told. `tests/babi_solver.py` answers from
+the text.
 
     >>> problem("qa1", np.random.default_rng(6))
     Problem(facts=('Mary travelled to the bathroom.', 'Daniel journeyed to the bathroom.'),

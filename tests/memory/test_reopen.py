@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import atlas_memory as am
-from atlas_memory.memory.reopen import reopen
+from atlas_memory.memory.open_chunk import reopen
 from tests.memory.cases import assert_same, describe, draw, package
 from tests.memory.grid import matrix
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from babi_solver import solve
 
 from atlas_memory.tasks import babi
-from atlas_memory.tasks.babi_solver import solve
 
 
 def problems(task: str, stories: int, seed: int = 1) -> list[babi.Problem]:

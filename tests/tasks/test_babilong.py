@@ -4,9 +4,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from babi_solver import solve
 
 from atlas_memory.tasks import babilong
-from atlas_memory.tasks.babi_solver import solve
 from atlas_memory.tasks.background import Background, in_rows, sentences, without_markup
 from atlas_memory.tasks.words import Words
 
