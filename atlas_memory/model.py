@@ -332,6 +332,13 @@ class LanguageModel(AtlasPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"].activate_past_recording()
 
 
+def feed(model: LanguageModel, ids: Tensor, cache: AtlasCache | None) -> tuple[Tensor, AtlasCache]:
+    """Read ids [rows, t] behind what the cache knows: hidden [rows, t, dim], and the cache then."""
+    known = cache if cache is not None and cache.states else None
+    out = model.model(ids, past_key_values=known, use_cache=True)
+    return out.last_hidden_state, out.past_key_values
+
+
 def surprise(model: LanguageModel, hidden: Tensor, tokens: Tensor) -> Tensor:
     """Bits [rows, t] of each token; logits of a long block never exist at once."""
     rows, vocabulary = len(tokens), model.config.vocab_size

@@ -17,7 +17,7 @@ from torch import Tensor
 from atlas_memory.cache import AtlasCache
 from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.files import whole
-from atlas_memory.model import AtlasForCausalLM
+from atlas_memory.model import AtlasForCausalLM, feed
 from atlas_memory.names import suggest
 from atlas_memory.tasks.background import Background, Hidden, in_rows
 from atlas_memory.tasks.corpora import backgrounds
@@ -48,8 +48,7 @@ def read_through(
         if passed <= first:
             continue
         ids = torch.from_numpy(block).long().to(model.device)
-        out = model.model(ids, past_key_values=cache if cache.states else None, use_cache=True)
-        cache = out.past_key_values
+        _, cache = feed(model, ids, cache)
         now = time.monotonic()
         if now - saved >= SECONDS_BETWEEN_SAVES:
             saved = now

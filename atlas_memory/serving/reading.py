@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.model import AtlasForCausalLM, surprise
+from atlas_memory.model import AtlasForCausalLM, feed, surprise
 from atlas_memory.serving.fingerprint import Fingerprint, fingerprint
 
 BLOCK = 4096  # tokens of one forward pass
@@ -160,10 +160,9 @@ def read_blocks(
 def _advance(model: AtlasForCausalLM, memory: Memory, tokens: Tensor) -> Memory:
     """Feed the last token and all of `tokens` but their last, and see how well they are told."""
     known = torch.cat([memory.last.expand(-1, 1), tokens], dim=1)
-    cache = memory.cache if memory.cache.states else None
-    out = model.model(known[:, :-1], past_key_values=cache, use_cache=True)
-    bits = memory.bits + surprise(model, out.last_hidden_state, tokens).double().sum(1)
-    return Memory(memory.model, out.past_key_values, tokens[:, -1:], bits)
+    hidden, cache = feed(model, known[:, :-1], memory.cache)
+    bits = memory.bits + surprise(model, hidden, tokens).double().sum(1)
+    return Memory(memory.model, cache, tokens[:, -1:], bits)
 
 
 def _passes(blocks: Iterable[Block], position: int, size: int) -> Iterator[Tensor]:

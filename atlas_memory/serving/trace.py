@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,7 @@ from atlas_memory.cache import AtlasCache
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.state import MemoryState
-
-if TYPE_CHECKING:
-    from atlas_memory.model import AtlasForCausalLM
+from atlas_memory.model import AtlasForCausalLM, feed
 
 EVERY = 64
 
@@ -116,11 +114,9 @@ def trace(model: AtlasForCausalLM, tokens: Tensor | Sequence[int], *, every: int
             for layer in layers:
                 hooks.enter_context(layer.listening())
             for piece in ids.split(every):
-                given = cache if cache.states else None
-                out = model.model(piece[None], past_key_values=given, use_cache=True)
-                cache = out.past_key_values
-                surprise.append(_bits(model, last, out.last_hidden_state[0], piece))
-                last = out.last_hidden_state[0, -1:]
+                (hidden,), cache = feed(model, piece[None], cache)
+                surprise.append(_bits(model, last, hidden, piece))
+                last = hidden[-1:]
                 points.append(cache.seen)
                 for layer in layers:
                     layer.measure()

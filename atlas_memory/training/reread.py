@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.model import surprise
+from atlas_memory.model import feed, surprise
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
@@ -89,7 +89,7 @@ def _advance(model: AtlasForCausalLM, cache: AtlasCache | None, ids: Tensor) -> 
     """What is known behind `ids`, of which nothing is predicted."""
     for block in ids.split(BLOCK, dim=1):
         if block.shape[1]:
-            cache = model.model(block, past_key_values=cache, use_cache=True).past_key_values
+            _, cache = feed(model, block, cache)
     return cache
 
 
@@ -97,6 +97,6 @@ def _bits(
     model: AtlasForCausalLM, cache: AtlasCache | None, ids: Tensor
 ) -> tuple[float, AtlasCache]:
     """Mean bits of all tokens but the first, and what is known behind them."""
-    out = model.model(ids, past_key_values=cache, use_cache=True)
-    bits = surprise(model, out.last_hidden_state[:, :-1], ids[:, 1:])
-    return float(bits.double().mean()), out.past_key_values
+    hidden, cache = feed(model, ids, cache)
+    bits = surprise(model, hidden[:, :-1], ids[:, 1:])
+    return float(bits.double().mean()), cache

@@ -30,12 +30,14 @@ class Copying:
         return logits
 
     def model(self, ids, past_key_values, use_cache):
-        seen = ids if past_key_values is None else torch.cat([past_key_values, ids], dim=1)
+        before = () if past_key_values is None else past_key_values.states
+        seen = torch.cat([*before, ids], dim=1)
         logits = torch.zeros(*ids.shape, IDS)
         for row in range(len(ids)):
             for place in range(ids.shape[1]):
                 self._copy(seen[row], seen.shape[1] - ids.shape[1] + place, logits[row, place])
-        return SimpleNamespace(last_hidden_state=logits, past_key_values=seen)
+        known = SimpleNamespace(states=(seen,))
+        return SimpleNamespace(last_hidden_state=logits, past_key_values=known)
 
     def _copy(self, seen, now, logits):
         before = (seen[max(0, now - self.span) : now] == seen[now]).nonzero()
