@@ -1,9 +1,11 @@
-"""Files that are whole or not there, whatever happens while they are written."""
+"""Files and folders that are whole or not there, whatever happens while they are made."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,3 +40,36 @@ def flush(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def home() -> Path:
+    """Where corpora and token caches are: $ATLAS_HOME, or `atlas-memory` in the user's cache."""
+    if given := os.environ.get("ATLAS_HOME"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "atlas-memory"
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, made by `make` if it is not there; of many processes one makes it, the rest wait.
+
+    It is made under another name, so it is whole or not there.
+    """
+    if not folder.is_dir():
+        from filelock import FileLock
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if not folder.is_dir():
+                _make(folder, make)
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    draft.chmod(0o755)
+    try:
+        make(draft)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

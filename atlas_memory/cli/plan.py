@@ -16,7 +16,7 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     """Figures of a run on one process. The vocabulary is that of the size, or 256 for bytes."""
     from atlas_memory.cli.costs import flops_per_token, parameters
     from atlas_memory.training.prepare import micro_batches, require_window
-    from atlas_memory.training.processes import processes
+    from atlas_memory.training.run_folder import processes
 
     if recipe.retrofit.base is not None:
         return _retrofit(recipe)

@@ -60,7 +60,7 @@ def _retrofit(
     shape: dict[str, Any],
 ) -> dict[str, Any]:
     from atlas_memory.cli.retrofit_plan import added
-    from atlas_memory.data.home import made_once
+    from atlas_memory.files import made_once
     from atlas_memory.retrofitting.build import retrofit
     from atlas_memory.retrofitting.pretrained import load_pretrained
 

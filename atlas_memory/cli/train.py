@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import (
     Recipe,
     find_recipe,
@@ -18,7 +17,7 @@ from atlas_memory.training.recipe import (
     require_data,
 )
 from atlas_memory.training.retrofit import further, is_retrofitted
-from atlas_memory.training.run_folder import RunFolder, require_new
+from atlas_memory.training.run_folder import RunFolder, processes, require_new
 
 if TYPE_CHECKING:
     from atlas_memory.training.run import Result

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
-from atlas_memory.data.home import home, made_once
+from atlas_memory.files import home, made_once
 
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 SPLIT = {"train.txt": 90_000_000, "validation.txt": 5_000_000, "test.txt": 5_000_000}

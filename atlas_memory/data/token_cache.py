@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from atlas_memory.data.documents import Document
-from atlas_memory.data.home import home, made_once
 from atlas_memory.data.tokenizer import Tokenizer
+from atlas_memory.files import home, made_once
 
 Ids = np.ndarray[Any, Any]
 

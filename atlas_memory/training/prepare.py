@@ -17,9 +17,9 @@ from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.tasks.recall import Recall
-from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe, Train
 from atlas_memory.training.retrofit import load_start
+from atlas_memory.training.run_folder import processes
 
 Say = Callable[[str], None]
 VALIDATION_SEED = 1 << 40

@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atlas_memory.data.home import made_once
+from atlas_memory.files import made_once
 from atlas_memory.training.callbacks import Metrics, Progress, StopWhenAsked
 from atlas_memory.training.checkpoints import newest_whole, step_of, sweep
 from atlas_memory.training.loss_curve import draw
 from atlas_memory.training.prepare import Prepared, Say, micro_batches
-from atlas_memory.training.processes import processes
 from atlas_memory.training.recipe import Recipe
-from atlas_memory.training.run_folder import RunFolder
+from atlas_memory.training.run_folder import RunFolder, processes
 
 SAMPLE_PROMPT = 64
 NOT_THE_MODEL = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin"}

@@ -136,3 +136,8 @@ def _commit() -> str | None:
     except OSError:
         return None
     return done.stdout.strip() or None
+
+
+def processes() -> tuple[int, int]:
+    """This process and how many there are, as torchrun says it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
