@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import Gates
-from atlas_memory.memory.retention import ChannelRetention, FixedRetention, NoRetention
+from atlas_memory.memory.retention import (
+    ChannelRetention,
+    FixedRetention,
+    NoRetention,
+    SoftmaxRetention,
+)
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, Tensors
 
@@ -28,6 +33,10 @@ def check_inputs(
             "True) adds the key to the answer and needs dk = dv; use residual=False"
         )
     _check_weights(weights, spec, k, v)
+    if isinstance(spec.retention, SoftmaxRetention) and not all(
+        bool((w > 0).all()) for w in weights
+    ):
+        raise ValueError("SoftmaxRetention starts from log W_0, so every entry must be > 0")
     _check_gates(gates, spec, k)
     _check_rows(*rows, k)
 

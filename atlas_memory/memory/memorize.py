@@ -20,6 +20,7 @@ from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
 from atlas_memory.memory.optimizers import Implicit, Muon
 from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
+from atlas_memory.memory.precision import as_given
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
@@ -61,7 +62,7 @@ def memorize(
         check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
         check_constants(spec, coefficients, k)
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
+    with as_given(q):
         qkv = q.to(dtype), k.to(dtype), v.to(dtype)
         constants = _constants(spec, coefficients, qkv[1])
         initial = _initial(spec, weights, q.shape[0], dtype)

@@ -133,7 +133,8 @@ def _step_matrices(
         steps=steps,
     )
     oldest_first = gamma.flip(-1)[..., None]
-    rows = steps.flatten().nonzero()[:, 0]
+    muon = isinstance(spec.optimizer, Muon)
+    rows = steps.flatten().nonzero()[:, 0] if muon else offset
     L, S = [], []
     for i, (d, x) in enumerate(zip(o.d, o.x, strict=True)):
         g = (oldest_first * d).mT @ x

@@ -22,7 +22,7 @@ def reopen(state: MemoryState) -> OpenChunk:
     first = (recent - offset)[:, None]
     looked = first - (spec.window - 1) + torch.arange(spec.window - 1, device=offset.device)
     opened = begin(state, gather(state.keys, looked), gather(state.values, looked))
-    tokens = int(offset.max())
+    tokens = int(offset.max()) if state.phase is None else state.phase
     if tokens == 0:
         return opened
     at = (first + torch.arange(tokens, device=offset.device)).clamp(max=recent - 1)
