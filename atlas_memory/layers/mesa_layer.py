@@ -43,7 +43,7 @@ class MesaLayerState(LayerState):
 class MesaLayer(nn.Module):
     """The least-squares fit of all pairs so far as a sequence mixer, with a learned ridge."""
 
-    def __init__(self, dim: int, heads: int, *, designed_heads: str = "all") -> None:
+    def __init__(self, dim: int, heads: int, *, designed_heads: str = "half") -> None:
         super().__init__()
         self.heads = heads
         self.projections = Projections(dim, heads, designed_heads)

@@ -55,7 +55,7 @@ class Projections(nn.Module):
     Differs from the paper: no activation behind the convolution, and v is normalized too.
     """
 
-    def __init__(self, dim: int, heads: int, designed_heads: str = "all") -> None:
+    def __init__(self, dim: int, heads: int, designed_heads: str = "half") -> None:
         super().__init__()
         self.heads = heads
         self.designed = designed_count(designed_heads, heads) * require_heads(dim, heads)
