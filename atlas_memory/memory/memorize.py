@@ -224,6 +224,8 @@ def _memorize_chunkwise(
         return tokens.values[:, :, tokens.recent :], state.start, state.start_momentum
     block = block_size(spec) if spec.linear else spec.chunk
     layout = _layout(tokens, block)
+    if spec.linear and layout is None:  # how many tokens are solved at once is no semantics
+        block = min(block, tokens.new)
     streams = _streams(tokens, layout, spec.window - 1)
     streams = _hoist(spec)(spec, streams, block)
     heads = tokens.keys.shape[1]
