@@ -52,7 +52,7 @@ class Width:
     heads: int
     memory: MemorySpec | None = None
     rope_theta: float = 10_000.0
-    designed_heads: str = "all"
+    designed_heads: str = "half"
     admission: bool = False
 
     def memory_layer(self) -> MemoryLayer:

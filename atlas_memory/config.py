@@ -53,7 +53,7 @@ class AtlasConfig(PreTrainedConfig):
     num_attention_heads: int = 4
     mixers: list[dict[str, Any]] | None = None
     memory: dict[str, Any] | None = None
-    designed_heads: str = "all"
+    designed_heads: str = "half"
     admission: bool = False
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -167,9 +167,9 @@ class Reader(AtlasPreTrainedModel):
             raise ValueError(_wrong_id(input_ids, self.config.vocab_size)) from error
         return embedded
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """What two models must have in common to share a cache."""
+        """What two models must have in common to share a cache; layers are built once."""
         return self.config.fingerprint()
 
     @untraced

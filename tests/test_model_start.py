@@ -56,8 +56,7 @@ def promised_of_gates(module):
 
 
 def promised_of_answers(module):
-    """The gate is open, and the designed heads answer with the tokens that they wrote."""
-    close(module.read_out.gate_proj.bias, 1.0)
+    """Designed heads answer with the tokens that they wrote."""
     chosen = module.projections.designed
     written = module.projections.v_proj.weight
     answered = module.read_out.out_proj.weight.mT

@@ -22,7 +22,8 @@ NAME = "One of the experiments; without it they are listed."
 VARIANTS = "Names from `atlas list`, with commas between them."
 SET = "A setting of the preset, as name=value; may be given again."
 SO_FAR = "Report the finished cells; run nothing."
-PRESETS = ("smoke", "small", "paper", "narrow", "deltanet")  # the last two of some experiments
+# The last three of some experiments.
+PRESETS = ("smoke", "small", "paper", "narrow", "crowded", "deltanet")
 INTERRUPTED = 130
 IN_A_FILE = 10.0  # seconds between two lines of a cell when stderr is no terminal
 

@@ -51,6 +51,7 @@ PAPER: dict[str, Any] = {
     "test": TESTS,
     "widths": {"": [64, 128, 256]},
     "heads": 2,
+    "designed_heads": "all",
     "expansion": 4,
     "base_conv": True,
     "rates": [1e-3, 3.16e-3, 1e-2, 3.16e-2],
@@ -87,6 +88,16 @@ PRESETS = {
         "batch": 16,
     },
     "small": SMALL,
+    # More pairs than a head has numbers: what the hidden width is for.
+    "crowded": SMALL
+    | {
+        "vocabulary": 256,
+        "train": [[16_000, 128, 32]],
+        "test": [[256, 128, 32]],
+        "widths": {"": [32]},
+        "expansion": 2,
+        "rates": [6e-3],
+    },
     "deltanet": PAPER
     | {
         "random_fillers": False,
@@ -124,7 +135,8 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     from atlas_memory.experiments.mqar_model import Recaller
 
     torch.manual_seed(DATA_SEED + cell["seed"])
-    shape = {name: cell[name] for name in ("vocabulary", "dim", "heads", "expansion")}
+    names = ("vocabulary", "dim", "heads", "designed_heads", "expansion")
+    shape = {name: cell[name] for name in names}
     model = Recaller(cell["variant"], shape, cell["base_conv"])
     batches, steps = _batches(cell)
     evaluate_every = max(1, steps // 8 if cell["epochs"] == 1 else steps)

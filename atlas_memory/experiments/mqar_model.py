@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +36,7 @@ class Recaller(nn.Module):
     base_conv: the first layer is a BaseConv and the mixer under test is alone in the second.
     """
 
-    def __init__(self, variant: str, shape: dict[str, int], base_conv: bool) -> None:
+    def __init__(self, variant: str, shape: Mapping[str, Any], base_conv: bool) -> None:
         super().__init__()
         dim = shape["dim"]
         self.first = BaseConv(dim) if base_conv else None
@@ -80,13 +83,14 @@ def _memory_bytes(state: State) -> int:
     return state.num_bytes
 
 
-def _config(variant: str, shape: dict[str, int], layers: int) -> AtlasConfig:
+def _config(variant: str, shape: Mapping[str, Any], layers: int) -> AtlasConfig:
     config = AtlasConfig.from_variant(
         variant,
         size="tiny",
         hidden_size=shape["dim"],
         num_hidden_layers=layers,
         num_attention_heads=shape["heads"],
+        designed_heads=shape["designed_heads"],
     )
     if config.memory is not None and "expansion" in config.memory["architecture"]:
         config.memory["architecture"]["expansion"] = shape["expansion"]

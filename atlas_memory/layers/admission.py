@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.documents import Lengths, Starts, positions, row_tail, valid_tokens
 from atlas_memory.memory import Gates, MemorySpec
+from atlas_memory.memory.precision import as_given
 from atlas_memory.memory.tree import State
 
 
@@ -46,7 +47,7 @@ class WriteGate(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """w and its logit z of the tokens x [b, t, dim], both [b, h, t]."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with as_given(x):
             z = F.linear(x.to(wide), self.weight.to(wide), self.bias.to(wide)).transpose(1, 2)
         smooth = z.sigmoid()
         # Below the threshold a clamp has no gradient, and a gate that is shut would stay shut.

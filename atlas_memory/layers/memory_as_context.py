@@ -142,8 +142,6 @@ class MemoryAsContext(nn.Module):
         if state is None:
             return first
         begins = piece.begins
-        if begins is not None and not bool(begins.any()):
-            return state.recalled_from
         weights = state.memory.memory.weights
         if piece.starts is not None:
             weights = _choose(piece.starts, first, weights)

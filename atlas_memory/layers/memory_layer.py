@@ -58,7 +58,7 @@ class MemoryLayer(nn.Module):
         heads: int,
         spec: MemorySpec,
         *,
-        designed_heads: str = "all",
+        designed_heads: str = "half",
         admission: bool = False,
     ) -> None:
         super().__init__()

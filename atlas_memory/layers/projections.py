@@ -11,6 +11,7 @@ from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.short_conv import ConvState, ShortConv
 from atlas_memory.layers.step_size import forgetting
 from atlas_memory.memory import Gates, MemorySpec
+from atlas_memory.memory.precision import as_given
 from atlas_memory.memory.tables import scalar
 
 CONV_SIZE = 4
@@ -44,7 +45,7 @@ class Projections(nn.Module):
     Differs from the paper: no activation behind the convolution, and v is normalized too.
     """
 
-    def __init__(self, dim: int, heads: int, designed_heads: str = "all") -> None:
+    def __init__(self, dim: int, heads: int, designed_heads: str = "half") -> None:
         super().__init__()
         self.heads = heads
         self.designed = designed_count(designed_heads, heads) * require_heads(dim, heads)
@@ -86,7 +87,7 @@ def unit(x: Tensor) -> Tensor:
 def gate_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A linear map in float32 or more: a gate near 1 has no digits left in bfloat16."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
+    with as_given(x):
         return F.linear(x.to(wide), weight.to(wide), bias.to(wide))
 
 
@@ -191,26 +192,16 @@ class ReadOut(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm = RMSNorm(require_heads(dim, heads))
-        self.gate_proj = nn.Linear(dim, dim)
+        self.gate_proj = nn.Linear(dim, dim, bias=False)
         self.out_proj = nn.Linear(dim, dim, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """The gate starts open: around 0 it would let through a random twentieth of the answer,
-        and the memory would learn nothing until it has opened (docs/log.md).
-        """
-        nn.init.ones_(self.gate_proj.bias)
 
     def undo(self, projections: Projections) -> None:
-        """Let designed heads answer with the tokens they wrote: out_proj = v_proj^T, at the scale
-        that out_proj has.
+        """Let designed heads answer with the tokens they wrote: out_proj = v_proj^T. With two
+        random maps a memory task begins with a plateau (docs/log.md).
         """
         with torch.no_grad():
             written = projections.v_proj.weight[: projections.designed]
-            answered = self.out_proj.weight[:, : projections.designed]
-            answered.copy_(
-                written.T * (self.out_proj.weight.norm() / projections.v_proj.weight.norm())
-            )
+            self.out_proj.weight[:, : projections.designed] = written.T
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The tokens x [b, t, dim] and the memory's answers y [b, h, t, d] -> [b, t, dim]."""

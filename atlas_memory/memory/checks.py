@@ -28,6 +28,8 @@ def check_inputs(
             "True) adds the key to the answer and needs dk = dv; use residual=False"
         )
     _check_weights(weights, spec, k, v)
+    if spec.retention.positive and not all(bool((w > 0).all()) for w in weights):
+        raise ValueError(f"{spec.retention!r} starts from log W_0, so every entry must be > 0")
     _check_gates(gates, spec, k)
     _check_rows(*rows, k)
 

@@ -25,6 +25,9 @@ def decode(tokens: Tokens, state: MemoryState, spec: MemorySpec) -> tuple[Tensor
     opened = write(state, opened, k, v, gates, state.offset)
     y = _read(state, opened, tokens.queries)
     moved = replace(state, open=opened)
+    if state.phase is not None:
+        whole = state.phase + 1 == spec.chunk
+        return y, _folded(moved, tokens.keys, tokens.values) if whole else moved
     full = state.offset + 1 == spec.chunk
     rows = full.nonzero()[:, 0]
     return y, _close(moved, tokens, rows) if len(rows) else moved

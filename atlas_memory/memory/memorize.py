@@ -18,6 +18,7 @@ from atlas_memory.memory.online import memorize_online_recurrent, newborn, to_st
 from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
 from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
+from atlas_memory.memory.precision import as_given
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
@@ -59,7 +60,7 @@ def memorize(
         check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
         check_constants(spec, coefficients, k)
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
+    with as_given(q):
         qkv = q.to(dtype), k.to(dtype), v.to(dtype)
         constants = _constants(spec, coefficients, qkv[1])
         initial = _initial(spec, weights, q.shape[0], dtype)
@@ -220,6 +221,8 @@ def _memorize_chunkwise(
         return tokens.values[:, :, tokens.recent :], state.start, state.start_momentum
     block = block_size(spec) if spec.linear else spec.chunk
     layout = _layout(tokens, block)
+    if spec.linear and layout is None:  # how many tokens are solved at once is no semantics
+        block = min(block, tokens.new)
     streams = _streams(tokens, layout, spec.window - 1)
     streams = _hoist(spec)(spec, streams, block)
     heads = tokens.keys.shape[1]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.omega import decays
+from atlas_memory.memory.precision import as_given
 from atlas_memory.memory.tracing import untraced
 from atlas_memory.memory.tree import State
 
@@ -51,15 +52,17 @@ def mesa(
     *,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
+    check: bool = True,
 ) -> tuple[Tensor, MesaState]:
     """Answer q_t with M_t q_t, M_t the least-squares fit of all pairs up to t.
 
     q, k [b, h, t, dk], v [b, h, t, dv], alpha [b, h, t] in [0, 1], ridge [h] > 0 (lambda).
-    starts, lengths: as in `memorize`.
+    starts, lengths, check: as in `memorize`.
     """
-    _check(q, k, v, alpha, ridge)
+    if check:
+        _check(q, k, v, alpha, ridge)
     dtype = torch.promote_types(k.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
+    with as_given(q):
         q, k, values, alpha = (x.to(dtype) for x in (q, k, v, alpha))
         if starts is not None:  # a fresh memory forgets everything before its first token
             alpha = alpha * ~starts[:, None]

@@ -142,7 +142,7 @@ def _step_matrices(
         steps=steps,
     )
     oldest_first = gamma.flip(-1)[..., None]
-    rows = steps.flatten().nonzero()[:, 0]
+    rows = steps.flatten().nonzero()[:, 0] if spec.optimizer.orthogonal else offset
     L, S = [], []
     for i, (d, x) in enumerate(zip(o.d, o.x, strict=True)):
         g = (oldest_first * d).mT @ x
@@ -191,7 +191,7 @@ def reopen(state: MemoryState) -> OpenChunk:
     first = (recent - offset)[:, None]
     looked = first - (spec.window - 1) + torch.arange(spec.window - 1, device=offset.device)
     opened = begin(state, gather(state.keys, looked), gather(state.values, looked))
-    tokens = int(offset.max())
+    tokens = int(offset.max()) if state.phase is None else state.phase
     if tokens == 0:
         return opened
     at = (first + torch.arange(tokens, device=offset.device)).clamp(max=recent - 1)

@@ -85,8 +85,6 @@ class SoftmaxRetention(RetentionRule):
             raise ValueError(f"scale={self.scale}: SoftmaxRetention needs scale > 0")
 
     def accumulator(self, W: Tensor) -> Tensor:
-        if not bool((W > 0).all()):
-            raise ValueError("SoftmaxRetention starts from log W_0, so every entry must be > 0")
         return W.log()
 
     def weights(self, L: Tensor) -> Tensor:

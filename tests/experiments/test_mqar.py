@@ -11,7 +11,7 @@ from atlas_memory.experiments.experiment import Result, Workspace
 from atlas_memory.experiments.mqar import EXPERIMENT, PRESETS
 from atlas_memory.experiments.mqar_model import BaseConv, Recaller
 
-SHAPE = {"vocabulary": 32, "dim": 16, "heads": 2, "expansion": 1}
+SHAPE = {"designed_heads": "all", "vocabulary": 32, "dim": 16, "heads": 2, "expansion": 1}
 
 
 def test_the_published_protocols():
