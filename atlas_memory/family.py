@@ -58,6 +58,7 @@ BOUNDED_L2 = Huber(1.0)
 # The whole phi_2 of a head of 64 has 2,145 features, and the state as many columns: the powers of
 # every coordinate have 128, and recall and text as good (docs/log.md).
 POLYNOMIAL = Elementwise(degree=2)
+SEGMENT = 512  # of MAC, whose attention keeps two vectors of every token in it
 PERSISTENT = 4  # learned tokens in front of a hybrid's attention
 
 
@@ -66,7 +67,9 @@ class Size:
     """Depth, width and heads of the outer network, and what follows from how large they are.
 
     parameters: the budget, at a vocabulary of `vocabulary`; the feed-forward networks get what
-    the mixers leave of it. window: of every sliding-window attention, and MAC's segment.
+    the mixers leave of it. window: of every sliding-window attention. expansion: of a deep memory;
+    wide heads make the state grow with their square, and no state is to be larger than what full
+    attention of that size keeps of 4,096 tokens.
     """
 
     layers: int
@@ -75,6 +78,7 @@ class Size:
     parameters: int
     vocabulary: int = 32_000
     window: int = 2_048
+    expansion: int = 4
 
 
 SIZES = {
@@ -83,7 +87,7 @@ SIZES = {
     "170m": Size(12, 768, 16, 170_000_000),
     "340m": Size(24, 1024, 16, 340_000_000),
     "760m": Size(24, 1536, 16, 760_000_000),
-    "1.3b": Size(18, 2048, 8, 1_300_000_000),
+    "1.3b": Size(18, 2048, 8, 1_300_000_000, expansion=2),
 }
 
 # ---- the rows ----------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def variants() -> tuple[str, ...]:
 def preset(variant: str, size: str) -> dict[str, Any]:
     """The fields of AtlasConfig for a variant at a size; read it, do not write to it."""
     shape, model = SIZES[size], VARIANTS[variant]
-    memory = model.memory
+    memory = _sized_memory(model.memory, shape)
     mixers = [_sized_mixer(mixer, shape) for mixer in model.mixers]
     return {
         "variant": variant,
@@ -212,12 +216,18 @@ def preset(variant: str, size: str) -> dict[str, Any]:
     }
 
 
+def _sized_memory(memory: MemorySpec | None, shape: Size) -> MemorySpec | None:
+    if memory is None or isinstance(memory.architecture, Matrix):
+        return memory
+    return replace(memory, architecture=replace(memory.architecture, expansion=shape.expansion))
+
+
 def _sized_mixer(mixer: Mixer, shape: Size) -> Mixer:
     match mixer:
         case Attention(window=int()) | MAG() | MAL():
             return replace(mixer, window=shape.window)
         case MAC():
-            return replace(mixer, segment=shape.window)
+            return replace(mixer, segment=min(shape.window, SEGMENT))
         case _:
             return mixer
 

@@ -167,15 +167,16 @@ def _memory(width: blocks.Width, context: int) -> int:
 def _exact(spec: MemorySpec, shapes: list[tuple[int, int]]) -> float:
     """One head of a memory whose output matrix is exact.
 
-    Its errors, the way back and the query each meet the pairs of their run, c of them a token; a
-    hidden matrix is applied to the pair at the chunk's start, to the query now and as it was born.
+    A run is a list of the output matrix' rows and c entries a token; its errors, the way back and
+    the query meet all of them. A hidden matrix is applied to the pair at the chunk's start, to the
+    query now and as it was born. Gates become coefficients by products of their decays.
     """
     (dv, hidden), c = shapes[0], 1 if spec.bias.hebbian else spec.window
-    run = run_length(spec, torch.device("cpu"))
-    pairs, unknowns = spec.chunk + spec.window - 1, run * c
-    again, momentum = pairs / spec.chunk, spec.optimizer.heavy
-    total = float(dv * hidden * (2 * c + 2) * (2 if momentum else 1))
-    total += 2 * (dv + hidden) * unknowns + hidden * run
+    run, momentum = run_length(spec, torch.device("cpu")), spec.optimizer.heavy
+    pairs, times = spec.chunk + spec.window - 1, 2 if momentum else 1
+    listed, again = times * dv + run * c, pairs / spec.chunk
+    total = float(listed * (c * hidden + 2 * (dv + hidden)) + run * run * c * times)
+    total += dv * hidden * listed * times / run + spec.chunk * pairs * times
     for out, into in shapes[1:]:
         born = 1 if spec.retention.forgets else 0
         total += out * into * (1 + born + 2 * again + (2 if momentum else 0))

@@ -78,7 +78,18 @@ def describe(variant: str, size: str, vocab_size: int | None, context: int) -> d
         "state bytes": counted.state_bytes,
         "state bytes per token": counted.state_bytes_per_token,
         "FLOPs per token": counted.flops_per_token,
+        "state bytes of Transformer++": _attention_bytes(size, overrides),
     }
+
+
+def _attention_bytes(size: str, overrides: dict[str, Any]) -> dict[str, int]:
+    """What full attention of the same size keeps, by the tokens it has read."""
+    from atlas_memory.cli.costs import costs
+    from atlas_memory.config import AtlasConfig
+
+    counted = costs(AtlasConfig.from_variant("transformer_plus", size, **overrides), 1)
+    lengths = {"4K": 4_096, "32K": 32_768, "1M": 2**20}
+    return {name: n * counted.state_bytes_per_token for name, n in lengths.items()}
 
 
 def _flat(shown: dict[str, Any]) -> list[tuple[str, str]]:
@@ -86,7 +97,8 @@ def _flat(shown: dict[str, Any]) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for name, value in shown.items():
         if isinstance(value, dict) and not CHOICE.intersection(value):
-            lines += [(f"{name}.{inner}", text) for inner, text in _flat(value)]
+            nested = {f"{name}.{inner}": item for inner, item in value.items()}
+            lines += _flat(nested)
         else:
             lines.append((name, _readable(name, value)))
     return lines

@@ -95,7 +95,8 @@ def _pieces(tokens: Tokens, spec: MemorySpec) -> Iterator[Piece]:
         if opened:
             yield Piece(_slice(tokens, 0, opened), opened, phase)
         if opened < tokens.new:
-            yield Piece(_slice(tokens, opened, tokens.new), spec.chunk, 0)
+            block = min(spec.chunk, tokens.new - opened)
+            yield Piece(_slice(tokens, opened, tokens.new), block, 0)
     else:
         yield _ragged(tokens, spec)
 

@@ -43,7 +43,7 @@ def test_show_counts_the_real_model(variant, capsys):
 
 @pytest.mark.parametrize("variant", variants())
 def test_flops_are_near_what_runs(variant):
-    config, time = AtlasConfig.from_variant(variant, "tiny"), 64
+    config, time = AtlasConfig.from_variant(variant, "tiny"), 128  # a whole chunk
     model = AtlasForCausalLM(config).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, time, dtype=torch.long))
@@ -122,3 +122,10 @@ def test_help_does_not_wait_for_torch():
     code += "except SystemExit: pass\nprint('torch' in sys.modules, 'transformers' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("variant", ["atlas", "atlas_plus", "atlas_mac", "atlas_mag", "atlas_mal"])
+@pytest.mark.parametrize("size", ["170m", pytest.param("1.3b", marks=pytest.mark.slow)])
+def test_no_state_is_larger_than_attention_s_of_4096_tokens(variant, size, capsys):
+    shown = json.loads(run(capsys, "show", variant, "--size", size, "--json"))
+    assert shown["state bytes"] <= shown["state bytes of Transformer++"]["4K"]
