@@ -217,7 +217,7 @@ def preset(variant: str, size: str) -> dict[str, Any]:
 
 
 def _sized_memory(memory: MemorySpec | None, shape: Size) -> MemorySpec | None:
-    if memory is None or isinstance(memory.architecture, Matrix):
+    if memory is None or not isinstance(memory.architecture, MLP | GatedMLP):
         return memory
     return replace(memory, architecture=replace(memory.architecture, expansion=shape.expansion))
 

@@ -17,9 +17,7 @@ from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne, plain
 from atlas_memory.memory.omega import band, decays
-from atlas_memory.memory.optimizers import Momentum
 from atlas_memory.memory.pair_sum import read_pairs, write_pairs
-from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
 
@@ -53,11 +51,11 @@ def coefficients(
     """
     T = P = B = None
     written = steps
-    if isinstance(spec.optimizer, Momentum):
+    if spec.optimizer.heavy:
         D_theta, T = decays(theta)
         T, written = T[..., None], D_theta @ steps
         P = written
-    if isinstance(spec.retention, ChannelRetention):
+    if spec.retention.channel:
         D_alpha, A = decays(alpha.mT)
         C = torch.einsum("gdts,gsn->gtnd", D_alpha, written)
         B = None if T is None else torch.einsum("gdts,gs->gtd", D_alpha, T[..., 0])
@@ -73,7 +71,7 @@ def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     for its C has one matrix per feature.
     """
     q, k, v, alpha, eta, theta, gamma = streams
-    if isinstance(spec.retention, ChannelRetention):
+    if spec.retention.channel:
         return streams
     steps = band(by_block(-eta[..., None] * gamma, block, 0.0))
     decays = by_block(alpha, block, 1.0), steps, by_block(theta, block, 0.0)
@@ -108,7 +106,7 @@ def by_slot(x: Tensor, rows: int) -> Tensor:
 def hoisted(spec: MemorySpec, streams: Tensors) -> Coefficients:
     """The coefficients of one chunk, from what `hoist` left in the streams."""
     _, k, _, alpha, *rest = streams
-    if isinstance(spec.retention, ChannelRetention):
+    if spec.retention.channel:
         eta, theta, gamma = rest
         return coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
     return from_streams(rest, k.shape[1])

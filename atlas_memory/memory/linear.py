@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlas_memory.memory.attentional_bias import DotProduct
 from atlas_memory.memory.chunkwise import (
     Coefficients,
     PairSum,
@@ -30,8 +29,6 @@ from atlas_memory.memory.chunkwise import (
     rows_at,
 )
 from atlas_memory.memory.omega import band
-from atlas_memory.memory.optimizers import Momentum
-from atlas_memory.memory.retention import ChannelRetention
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tables import table
@@ -41,23 +38,19 @@ UNKNOWNS = 64
 
 def block_size(spec: MemorySpec) -> int:
     """Tokens solved at once: the system has one unknown per token and pair of the window."""
-    return UNKNOWNS if isinstance(spec.bias, DotProduct) else max(1, UNKNOWNS // spec.window)
+    return UNKNOWNS if spec.bias.hebbian else max(1, UNKNOWNS // spec.window)
 
 
 # ---- coefficients --------------------------------------------------------------------------------
 
 
 def exact(
-    spec: MemorySpec,
-    alpha: Tensor,
-    eta: Tensor,
-    theta: Tensor,
-    gamma: Tensor,
-    kept: tuple[Tensor, Tensor] | None = None,
+    spec: MemorySpec, gates: Sequence[Tensor], kept: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Coefficients, Coefficients]:
-    """W_t, and the point of step t's gradient, from the gates of a block [g, m(, ..)]."""
+    """W_t, and the point of step t's gradient, from alpha, eta, theta, gamma [g, m(, ..)]."""
+    alpha, eta, theta, gamma = gates
     steps = eta[..., None] * gamma
-    spread = band(steps) if isinstance(spec.bias, DotProduct) else _spread(steps)
+    spread = band(steps) if spec.bias.hebbian else _spread(steps)
     now = coefficients(spec, alpha, spread, theta, kept)
     if not spec.decays_first:
         return now, _one_token_earlier(now)
@@ -101,7 +94,9 @@ class Exact(NamedTuple):
     def at(self, count: Tensor) -> "Exact":
         """Only the row of each sequence's last token, the count-th: there the block ends."""
         index = (count - 1).clamp(min=0)[:, None, None]
-        return Exact(*(x if x is None else x.take_along_dim(index, dim=1) for x in self))
+        now, before = (x.take_along_dim(index, dim=1) for x in self[:2])
+        S = self.momentum
+        return Exact(now, before, None if S is None else S.take_along_dim(index, dim=1))
 
 
 def hoist_exact(
@@ -113,7 +108,7 @@ def hoist_exact(
 ) -> Tensors:
     """`Exact` of all blocks at once, as streams."""
     fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
-    now, before = exact(spec, *(by_block(x, block, fill) for x, fill in fills), kept)
+    now, before = exact(spec, [by_block(x, block, fill) for x, fill in fills], kept)
     made = [_joined(now.A, now.B, now.C, dv), _joined(before.A, before.B, before.C, dv)]
     if now.T is not None and now.P is not None:
         made.append(_joined(now.T, None, now.P, dv))
@@ -129,8 +124,8 @@ def _joined(A: Tensor, B: Tensor | None, C: Tensor, dv: int) -> Tensor:
 def part(spec: MemorySpec, streams: Sequence[Tensor], tokens: slice, dv: int) -> Exact:
     """What `hoist_exact` left for some tokens, with as many columns as these have pairs."""
     m = streams[0][:, tokens].shape[1]
-    pairs = m + spec.window - 1 if isinstance(spec.bias, DotProduct) else m * spec.window
-    S = dv if isinstance(spec.optimizer, Momentum) else 0
+    pairs = m + spec.window - 1 if spec.bias.hebbian else m * spec.window
+    S = dv if spec.optimizer.heavy else 0
     widths = dv + S + pairs, dv + S + pairs, dv + pairs
     return Exact(*(x[:, tokens, :n] for x, n in zip(streams, widths, strict=False)))
 
@@ -175,7 +170,7 @@ def solve(spec: MemorySpec, carried: Tensors, x: Tensor, v: Tensor, before: Tens
     """
     x, v = (_by_unknown(spec, part, before.shape[1]) for part in (x, v))
     K = torch.cat([*carried, x], dim=1)
-    e = v if isinstance(spec.bias, DotProduct) else _errors(K, x, v, before)
+    e = v if spec.bias.hebbian else _errors(K, x, v, before)
     if spec.stop_gradient:
         e, K = e.detach(), torch.cat([*carried, x.detach()], dim=1)
     unit = _eye(v.shape[2], v.dtype, v.device).expand(len(v), -1, -1)
@@ -184,7 +179,7 @@ def solve(spec: MemorySpec, carried: Tensors, x: Tensor, v: Tensor, before: Tens
 
 def _by_unknown(spec: MemorySpec, x: Tensor, m: int) -> Tensor:
     """Pairs [g, m + c - 1, ..] in the order of the unknowns (t, j), where there are any."""
-    if spec.window == 1 or isinstance(spec.bias, DotProduct):
+    if spec.window == 1 or spec.bias.hebbian:
         return x
     return x.index_select(1, _pair_of_unknown(m, spec.window, x.device))
 
@@ -221,7 +216,7 @@ def linear_body(spec: MemorySpec) -> Body:
         pairs = solve(spec, state, phi_k, v, c.before)
         return pairs.read(phi_q, c.now), pairs.end(c if count is None else c.at(count))
 
-    return _channel_body(spec) if isinstance(spec.retention, ChannelRetention) else body
+    return _channel_body(spec) if spec.retention.channel else body
 
 
 def _channel_body(spec: MemorySpec) -> Body:
@@ -232,7 +227,7 @@ def _channel_body(spec: MemorySpec) -> Body:
     ) -> tuple[Tensor, Tensors]:
         q, k, v, *gates = streams
         constants = shared[0] if shared else None
-        now, before = exact(spec, *gates)
+        now, before = exact(spec, gates)
         S = state[1] if spec.optimizer.momentum else None
         e, x = _channel_errors(spec, state[0], S, spec.features(k, constants), v, before)
         y = PairSum(state[0], S, (e, x), now)(spec.features(q, constants))
@@ -245,7 +240,7 @@ def _channel_body(spec: MemorySpec) -> Body:
 def _channel_errors(
     spec: MemorySpec, W: Tensor, S: Tensor | None, x: Tensor, v: Tensor, c: Coefficients
 ) -> tuple[Tensor, Tensor]:
-    if isinstance(spec.bias, DotProduct):
+    if spec.bias.hebbian:
         return (v.detach(), x.detach()) if spec.stop_gradient else (v, x)
     m, window = c.A.shape[1], spec.window
     x, v = _by_unknown(spec, x, m), _by_unknown(spec, v, m)
@@ -260,6 +255,6 @@ def _channel_errors(
 
 def hoist_linear(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     """q, k, v and the coefficients; ChannelRetention keeps its gates, as in `chunkwise.hoist`."""
-    if isinstance(spec.retention, ChannelRetention):
+    if spec.retention.channel:
         return streams
     return (*streams[:3], *hoist_exact(spec, streams[3:], block, streams[2].shape[2]))

@@ -24,8 +24,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.architectures import Tape, plain
-from atlas_memory.memory.attentional_bias import DotProduct
-from atlas_memory.memory.optimizers import Momentum, Muon
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -60,7 +58,7 @@ class Learner:
 
 def of_state(state: MemoryState) -> Learner:
     W, *H_start = state.start
-    own = 1 if isinstance(state.spec.optimizer, Momentum) else 0
+    own = 1 if state.spec.optimizer.heavy else 0
     S, R = state.start_momentum[:own], state.start_momentum[own:]
     return Learner((W,), S, state.hidden, R, tuple(H_start), state.recent)
 
@@ -78,7 +76,7 @@ def newborn(spec: MemorySpec, initial: Tensors) -> Learner:
     back = spec.window - 1
     return Learner(
         W=(W,),
-        S=zeros[:1] if isinstance(spec.optimizer, Momentum) else (),
+        S=zeros[:1] if spec.optimizer.heavy else (),
         H=matrices,
         R=zeros[1:] if spec.optimizer.momentum else (),
         H_start=matrices,
@@ -88,7 +86,7 @@ def newborn(spec: MemorySpec, initial: Tensors) -> Learner:
 
 def error(spec: MemorySpec, keys: Tensor, values: Tensor) -> Tensor:
     """What is left to say of a pair where the output matrix says nothing: v - r(k), or v."""
-    residual = spec.architecture.residual and not isinstance(spec.bias, DotProduct)
+    residual = spec.architecture.residual and not spec.bias.hebbian
     return values - keys if residual else values
 
 
@@ -162,14 +160,14 @@ def _read_token(spec: MemorySpec, now: Learner, tokens: Tokens, i: int, H_0: Ten
     step = eta[..., None, None] * ((weight * e).mT @ h)
     S = tuple(theta[..., None, None] * s + step for s in now.S)
     g = tuple((weight * x).mT @ phi for x in rolled)
-    due = (age % spec.chunk + 1) % getattr(spec.optimizer, "period", 1) == 0
+    due = (age % spec.chunk + 1) % spec.optimizer.period == 0
     H, R = _write_hidden(spec, now, H_0, g, (alpha, mu, theta, due))
     kept = tuple(x[:, :, 1:] for x in rolled) if spec.window > 1 else ()
     return Learner((W + (S[0] if S else step),), S, H, R, H_start, kept)
 
 
 def _errors(spec: MemorySpec, target: Tensor, h: Tensor, W: Tensor) -> Tensor:
-    return target if isinstance(spec.bias, DotProduct) else target - h @ W.mT
+    return target if spec.bias.hebbian else target - h @ W.mT
 
 
 def _write_hidden(
@@ -178,10 +176,10 @@ def _write_hidden(
     alpha, mu, theta = (x[..., None, None] for x in gates[:3])
     due = gates[3][:, None, None, None]
     R: Tensors = ()
-    if isinstance(spec.optimizer, Muon):
+    if spec.optimizer.orthogonal:
         R = tuple(theta * r + x for r, x in zip(now.R, g, strict=True))
         steps = tuple(mu * due.to(mu) * spec.optimizer.orthogonalize(r) for r in R)
-    elif isinstance(spec.optimizer, Momentum):
+    elif spec.optimizer.heavy:
         R = steps = tuple(theta * r + mu * x for r, x in zip(now.R, g, strict=True))
     else:
         steps = tuple(mu * x for x in g)

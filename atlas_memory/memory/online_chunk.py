@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.attentional_bias import DotProduct
 from atlas_memory.memory.chunkwise import by_block
 from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.layout import Blocks, cut_blocks, gather
@@ -30,7 +29,6 @@ from atlas_memory.memory.online import (
     where,
 )
 from atlas_memory.memory.online_hidden import count_of_streams, hidden_of, hoist_hidden
-from atlas_memory.memory.optimizers import Momentum, Muon
 from atlas_memory.memory.scan import Plan, Tensors, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -44,7 +42,7 @@ BlockResult = tuple[Tensor, Tensors]
 
 def run_length(spec: MemorySpec, device: torch.device) -> int:
     """Tokens of a chunk whose errors are solved at once: a divisor of the chunk."""
-    window = 1 if isinstance(spec.bias, DotProduct) else spec.window
+    window = 1 if spec.bias.hebbian else spec.window
     most = max(1, (UNKNOWNS if device.type == "cpu" else ON_ACCELERATOR) // window)
     return max(n for n in range(1, min(spec.chunk, most) + 1) if spec.chunk % n == 0)
 
@@ -134,11 +132,12 @@ def _read(
     kept = decays(by_block(alpha, run, 1.0))
     exact = hoist_exact(spec, (alpha, eta, theta, gamma), run, v.shape[2], kept)
     at = _steps(spec, piece.phase, piece.block)
-    due = (place[0] + 1) % _period(spec) == 0 if place else None
+    due = (place[0] + 1) % spec.optimizer.period == 0 if place else None
     same = kept if run == piece.block else None
     hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, due, same)
     per_row = None if constants is None else _per_row(spec, constants, rows)
-    shared, asked, seen = first[1:], (q,), k
+    shared, seen = first[1:], k
+    asked: Tensors = (q,)
     if early := _early(spec, q.shape[-1]):
         seen, phi_q = _features(spec, k, q, per_row)
         asked = hidden_of(spec, hidden, at).asked(phi_q, shared)
@@ -185,13 +184,9 @@ def _per_row(spec: MemorySpec, constants: Tensor, rows: int) -> Tensor:
     return constants.repeat(rows // len(constants), *(1,) * (constants.dim() - 1))
 
 
-def _period(spec: MemorySpec) -> int:
-    return spec.optimizer.period if isinstance(spec.optimizer, Muon) else 1
-
-
 def _steps(spec: MemorySpec, phase: int | None, m: int) -> range:
     """The tokens of a block at which Muon steps; all of them where rows differ."""
-    period = _period(spec)
+    period = spec.optimizer.period
     return range(m) if phase is None else range((-phase - 1) % period, m, period)
 
 
@@ -206,7 +201,7 @@ def online_body(
     as features, and what queries find of the first matrices.
     """
     deep = spec.architecture
-    ends = 3 if isinstance(spec.optimizer, Momentum) else 2  # streams of `hoist_exact`
+    ends = 3 if spec.optimizer.heavy else 2  # streams of `hoist_exact`
     gated = ends + count_of_streams(spec)
 
     def body(
@@ -258,7 +253,7 @@ def _write_output(
         x, v = h[:, begin : end + back], target[:, begin : end + back]
         known = solve(spec, carried, x, v, c.before)
         e = known.V[:, len(carried) * dv :]
-        own = e[:, back:] if isinstance(spec.bias, DotProduct) else e[:, :: spec.window]
+        own = e[:, back:] if spec.bias.hebbian else e[:, :: spec.window]
         passed.append(known.read_back(own, c.before))
         output.append((known, c))
         if end < m:
@@ -299,7 +294,7 @@ def _rank_one(
         return tuple(torch.cat(parts, dim=1) for parts in zip(now.d, own, strict=True))
     W = now.W[0]
     older = target[:, :back]
-    if not isinstance(spec.bias, DotProduct):
+    if not spec.bias.hebbian:
         older = torch.baddbmm(older, h[:, :back], W.mT, alpha=-1)
     d = bounded_back(spec, tape, torch.cat([older @ W, dh], dim=1))
     if opens is True:

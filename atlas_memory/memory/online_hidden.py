@@ -29,10 +29,9 @@ from atlas_memory.memory.chunkwise import (
 )
 from atlas_memory.memory.omega import band, decays
 from atlas_memory.memory.online import Learner
-from atlas_memory.memory.optimizers import Muon
+from atlas_memory.memory.optimizers import Optimizer
 from atlas_memory.memory.pair_sum import write_pairs
 from atlas_memory.memory.per_token import accumulate, orthogonal
-from atlas_memory.memory.retention import NoRetention
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 
@@ -73,7 +72,7 @@ def hoist_hidden(
     """
     fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
     alpha, mu, theta, gamma = (by_block(x, block, fill) for x, fill in fills)
-    if not isinstance(spec.optimizer, Muon):
+    if not spec.optimizer.orthogonal:
         made = in_streams(coefficients(spec, alpha, band(mu[..., None] * gamma), theta, kept))
     else:
         if due is not None:
@@ -102,8 +101,8 @@ def count_of_streams(spec: MemorySpec) -> int:
 def hidden_of(spec: MemorySpec, streams: Sequence[Tensor], at: range) -> Hidden:
     """What `hoist_hidden` left in the streams, for a block that may be shorter than the others."""
     columns = streams[0].shape[1] + spec.window - 1
-    forgets = not isinstance(spec.retention, NoRetention)
-    if not isinstance(spec.optimizer, Muon):
+    forgets = spec.retention.forgets
+    if not spec.optimizer.orthogonal:
         return Summed(from_streams(streams, columns), forgets)
     T, P, A, E, since = streams
     return MuonSteps(spec.optimizer, at, T, P[..., :columns], A, E[..., : len(at)], since, forgets)
@@ -177,7 +176,7 @@ class MuonSteps:
     [g, m, 1]: what is left at a token of the last step before it.
     """
 
-    optimizer: Muon
+    optimizer: Optimizer
     at: range
     T: Tensor
     P: Tensor

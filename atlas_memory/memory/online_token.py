@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.attentional_bias import DotProduct
 from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.online import Learner, bounded_back, error, of_state, to_state, where
-from atlas_memory.memory.optimizers import Momentum, Muon
-from atlas_memory.memory.retention import NoRetention
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -41,9 +38,9 @@ def read_token(
     weight = gamma[:, :, 0].flip(2) if spec.window > 1 else gamma[:, :, 0]
     target = error(spec, keys, values)
 
-    keeps = isinstance(spec.retention, NoRetention)
+    keeps = not spec.retention.forgets
     W = now.W[0] if keeps else alpha * now.W[0]
-    e = target if isinstance(spec.bias, DotProduct) else _plus(target, h, W.mT, -1)
+    e = target if spec.bias.hebbian else _plus(target, h, W.mT, -1)
     d = _recent(spec, now, opens, (h, target, tape))
     d = _with_own(spec, d, tape, e[:, :, -1:] @ W)
     written = ((eta * weight) * e).mT
@@ -101,7 +98,7 @@ def _recent(
     h, target, tape = made
     W, back = now.W[0], spec.window - 1
     e = target[:, :, :back]
-    e = e if isinstance(spec.bias, DotProduct) else _plus(e, h[:, :, :back], W.mT, -1)
+    e = e if spec.bias.hebbian else _plus(e, h[:, :, :back], W.mT, -1)
     found = bounded_back(spec, tuple(x[:, :, :back] for x in tape), e @ W)
     return found if opens is True else where(opens, found, now.d)
 
@@ -123,10 +120,10 @@ def _move(
 ) -> tuple[tuple[Tensor | None, ...], Tensors]:
     """What the hidden matrices step by, None where nothing is due, and their momentum."""
     (mu, theta), optimizer = gates, spec.optimizer
-    if isinstance(optimizer, Momentum):
+    if optimizer.heavy:
         R = tuple(_plus(theta * r, mu * d, x) for r, (d, x) in zip(now.R, pairs, strict=True))
         return R, R
-    if not isinstance(optimizer, Muon):
+    if not optimizer.orthogonal:
         return tuple((mu * d) @ x for d, x in pairs), ()
     R = tuple(_plus(theta * r, d, x) for r, (d, x) in zip(now.R, pairs, strict=True))
     if state.phase is not None:
