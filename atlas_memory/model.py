@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,8 +92,13 @@ def _is_loaded(tensor: Tensor) -> bool:
 class Reader(AtlasPreTrainedModel):
     """Abstract: tokens through layers whose states an AtlasCache carries.
 
-    A reader has embeddings, and `_run`, which takes packed rows through its layers.
+    A reader has embeddings, and `_run`, which takes packed rows through its layers. fingerprint:
+    what two models must have in common to share a cache.
     """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.fingerprint: str = config.fingerprint()
 
     def _run(
         self, x: Tensor, states: tuple[State, ...], rows: Rows
@@ -166,11 +171,6 @@ class Reader(AtlasPreTrainedModel):
         except IndexError as error:  # the ids are looked at only where something is wrong
             raise ValueError(_wrong_id(input_ids, self.config.vocab_size)) from error
         return embedded
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """What two models must have in common to share a cache; layers are built once."""
-        return self.config.fingerprint()
 
     @untraced
     def _checked(self, cache: AtlasCache | None, batch: int) -> AtlasCache:

@@ -313,11 +313,14 @@ def _advance(state: MemoryState, tokens: Tokens) -> MemoryState:
         ends = tokens.recent + tokens.lengths[:, None]
         return gather(x, ends - count + torch.arange(count, device=x.device))
 
+    def open_ones(x: Tensor) -> Tensor:
+        return newest(x, spec.open_tokens)
+
     return replace(
         state,
         keys=newest(tokens.keys, spec.recent_pairs),
         values=newest(tokens.values, spec.recent_pairs),
-        gates=tokens.gates.map(lambda x: newest(x, spec.open_tokens)),
+        gates=state.gates if spec.online else tokens.gates.map(open_ones),
         position=tokens.end_position(),
         phase=tokens.end_phase(),
     )

@@ -10,6 +10,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from served import client, serving, small
 
+from atlas_memory.data.tokenizer import PAD, UNUSED
 from atlas_memory.serving.engine import Capacity
 
 PROMPT = "What is it? \u2603"
@@ -133,7 +134,8 @@ def test_chat_scores(api, loaded):
     expected = [float(row[token]) for row, token in zip(found, written, strict=True)]
     assert [c.logprob for c in content] == pytest.approx(expected)
     for row, told in zip(found, content, strict=True):
-        assert [t.bytes[0] for t in told.top_logprobs] == row.topk(4).indices.tolist()
+        best = [ord(PAD[0]) if i == UNUSED else i for i in row.topk(4).indices.tolist()]
+        assert [t.bytes[0] for t in told.top_logprobs] == best
     assert api.chat.completions.create(**options).choices[0].logprobs.content[0].top_logprobs == []
     events = api.chat.completions.create(**options, top_logprobs=4, stream=True)
     streamed = [c for e in events for c in e.choices[0].logprobs.content]
