@@ -37,7 +37,8 @@ class AtlasConfig(PreTrainedConfig):
 
     mixers: {"mixer": name, ...} per layer, repeated over the depth. memory: MemorySpec.to_dict().
     Both may be given as objects of `blocks` and `memory`; they are stored as plain data.
-    designed_heads: how many heads of a memory start with q = k, "all", "half" or "none".
+    designed_heads: how many heads of a memory start with q = k and an output map that undoes that
+    of the values, "all", "half" or "none".
     admission: memories have a write gate that decides which tokens they take in.
     rollback: tokens that `AtlasCache.crop` can always take back.
     """

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.architectures import Tape, plain
+from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -88,6 +89,17 @@ def error(spec: MemorySpec, keys: Tensor, values: Tensor) -> Tensor:
     """What is left to say of a pair where the output matrix says nothing: v - r(k), or v."""
     residual = spec.architecture.residual and not spec.bias.hebbian
     return values - keys if residual else values
+
+
+def features(
+    spec: MemorySpec, keys: Tensor, queries: Tensor, constants: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """phi of keys and queries [.., t, d], in one go."""
+    if isinstance(spec.features, Identity):
+        return keys, queries
+    both = spec.features(torch.cat([keys, queries], dim=-2), constants)
+    phi_k, phi_q = both.tensor_split([keys.shape[-2]], dim=-2)
+    return phi_k, phi_q
 
 
 def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:

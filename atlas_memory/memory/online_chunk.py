@@ -15,7 +15,6 @@ from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.chunkwise import by_block
-from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.layout import Blocks, cut_blocks, gather
 from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
 from atlas_memory.memory.omega import decays
@@ -23,6 +22,7 @@ from atlas_memory.memory.online import (
     Learner,
     bounded_back,
     error,
+    features,
     newborn,
     of_state,
     to_state,
@@ -139,7 +139,7 @@ def _read(
     shared, seen = first[1:], k
     asked: Tensors = (q,)
     if early := _early(spec, q.shape[-1]):
-        seen, phi_q = _features(spec, k, q, per_row)
+        seen, phi_q = features(spec, k, q, per_row)
         asked = hidden_of(spec, hidden, at).asked(phi_q, shared)
     elif per_row is not None:
         shared = (*shared, per_row)
@@ -164,16 +164,6 @@ def _read(
 def _early(spec: MemorySpec, dk: int) -> bool:
     """Whether the features of all tokens are made at once: where they are few enough to keep."""
     return spec.features.dim(dk) <= 4 * dk
-
-
-def _features(
-    spec: MemorySpec, k: Tensor, q: Tensor, constants: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of keys and queries, in one go."""
-    if isinstance(spec.features, Identity):
-        return k, q
-    phi_k, phi_q = spec.features(torch.cat([k, q], dim=1), constants).tensor_split([k.shape[1]], 1)
-    return phi_k, phi_q
 
 
 def _per_row(spec: MemorySpec, constants: Tensor, rows: int) -> Tensor:
@@ -218,7 +208,7 @@ def online_body(
         hidden = hidden_of(spec, gates[ends:], _steps(spec, phase, asked[0].shape[1]))
         if not early:
             constants = shared[len(like.H)] if len(shared) > len(like.H) else None
-            seen, phi_q = _features(spec, seen, asked[0], constants)
+            seen, phi_q = features(spec, seen, asked[0], constants)
             asked = hidden.asked(phi_q, first)
         h, tape = deep.hidden([plain(w) for w in H], seen)
         output, dh = _write_output(spec, (*now.W, *now.S), (h, target), gates[:ends], run)

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.omega import Gates
-from atlas_memory.memory.online import Learner, bounded_back, error, of_state, to_state, where
+from atlas_memory.memory.online import (
+    Learner,
+    bounded_back,
+    error,
+    features,
+    of_state,
+    to_state,
+    where,
+)
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -27,7 +34,7 @@ def read_token(
     if spec.window > 1:
         keys = torch.cat([state.keys, keys], dim=2)
         values = torch.cat([state.values, values], dim=2)
-    phi_k, phi_q = _features(spec, keys, q, state.constants)
+    phi_k, phi_q = features(spec, keys, q, state.constants)
     opens = state.offset == 0 if state.phase is None else state.phase == 0
     H_start = now.H if opens is True else now.H_start
     if isinstance(opens, Tensor):
@@ -64,15 +71,6 @@ def _plus(x: Tensor, a: Tensor, b: Tensor, scale: float = 1) -> Tensor:
     """x + scale a b, of matrices [b, h, .., ..]."""
     flat = (part.flatten(0, 1) for part in (x, a, b))
     return torch.baddbmm(*flat, alpha=scale).unflatten(0, x.shape[:2])
-
-
-def _features(
-    spec: MemorySpec, keys: Tensor, q: Tensor, constants: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    if isinstance(spec.features, Identity):
-        return keys, q
-    phi = spec.features(torch.cat([keys, q], dim=2), constants)
-    return phi[:, :, :-1], phi[:, :, -1:]
 
 
 def _one_further(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
