@@ -105,8 +105,8 @@ class Blocks:
     """Rows cut where their chunks begin, whatever stands open: a block is one chunk or a part.
 
     first [b, blocks]: the block's first new token. count [b, blocks]: tokens that it has. fresh
-    [b, blocks]: a document begins with it. place [b, blocks * chunk]: where in its chunk a slot's
-    token stands. slot [b, t]: where each new token went.
+    [b, blocks]: a document begins with it. place [b, blocks * width]: where in its chunk a slot's
+    token stands. slot [b, t]: where each new token went. width: slots of a block.
     """
 
     first: Tensor
@@ -114,19 +114,24 @@ class Blocks:
     fresh: Tensor
     place: Tensor
     slot: Tensor
-    chunk: int
+    width: int
 
     def tokens(self, new: int, lookback: int = 0) -> Tensor:
         """Index of every slot's token, each block behind `lookback` others: [b, slots].
 
         Counted from the first of them: index `lookback` is new token 0.
         """
-        offsets = torch.arange(self.chunk + lookback, device=self.first.device)
+        offsets = torch.arange(self.width + lookback, device=self.first.device)
         return (self.first[..., None] + offsets).clamp(max=new + lookback - 1).flatten(1)
 
 
 def cut_blocks(
-    position: Tensor, tokens: int, chunk: int, starts: Tensor | None, lengths: Tensor | None
+    position: Tensor,
+    tokens: int,
+    chunk: int,
+    width: int,
+    starts: Tensor | None,
+    lengths: Tensor | None,
 ) -> Blocks:
     """Blocks of rows that stand anywhere in their chunks, end anywhere and hold documents."""
     place = age_of_tokens(position, tokens, starts) % chunk
@@ -144,6 +149,6 @@ def cut_blocks(
     fresh = torch.zeros_like(at, dtype=torch.bool) if starts is None else starts.gather(1, at)
     # A row with fewer blocks than others has empty ones behind its own, which begin nothing.
     fresh = fresh & (count > 0)
-    places = place.gather(1, at)[..., None] + torch.arange(chunk, device=position.device)
-    slot = number * chunk + index - first.gather(1, number)
-    return Blocks(first, count, fresh, places.flatten(1), slot, chunk)
+    places = place.gather(1, at)[..., None] + torch.arange(width, device=position.device)
+    slot = number * width + index - first.gather(1, number)
+    return Blocks(first, count, fresh, places.flatten(1), slot, width)

@@ -6,7 +6,7 @@ the hidden matrices, which are summed over pairs as in `chunkwise.py`, or orthog
 steps; and the queries read both. What no weight enters is made before the scan.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,14 @@ from atlas_memory.memory.online import (
     to_state,
     where,
 )
-from atlas_memory.memory.online_hidden import count_of_streams, hidden_of, hoist_hidden
+from atlas_memory.memory.online_hidden import (
+    Alike,
+    Apart,
+    Steps,
+    count_of_streams,
+    hidden_of,
+    hoist_hidden,
+)
 from atlas_memory.memory.scan import Plan, Tensors, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -112,12 +119,16 @@ def _slice(tokens: Tokens, begin: int, end: int) -> Tensors:
 
 def _ragged(tokens: Tokens, spec: MemorySpec) -> Piece:
     heads, recent = tokens.keys.shape[1], tokens.recent
-    blocks = cut_blocks(tokens.position, tokens.new, spec.chunk, tokens.starts, tokens.lengths)
+    run = run_length(spec, tokens.keys.device)
+    width = min(spec.chunk, -(-tokens.new // run) * run)  # of whole runs
+    blocks = cut_blocks(
+        tokens.position, tokens.new, spec.chunk, width, tokens.starts, tokens.lengths
+    )
     own, pairs = blocks.tokens(tokens.new), blocks.tokens(tokens.new, recent)
     laid = [gather(tokens.queries, own), *(gather(x, pairs) for x in (tokens.keys, tokens.values))]
     laid += [gather(x, own) for x in _gates(tokens)]
     place = blocks.place.repeat_interleave(heads, 0)
-    return Piece((*_flat(tuple(laid)), place), spec.chunk, None, blocks)
+    return Piece((*_flat(tuple(laid)), place), width, None, blocks)
 
 
 # ---- the scan ------------------------------------------------------------------------------------
@@ -131,10 +142,9 @@ def _read(
     run = min(run_length(spec, q.device), piece.block)
     kept = decays(by_block(alpha, run, 1.0))
     exact = hoist_exact(spec, (alpha, eta, theta, gamma), run, v.shape[2], kept)
-    at = _steps(spec, piece.phase, piece.block)
-    due = (place[0] + 1) % spec.optimizer.period == 0 if place else None
+    at = _steps(spec, piece.phase, [by_block(x, piece.block, 0) for x in place], piece.block)
     same = kept if run == piece.block else None
-    hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, due, same)
+    hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, same)
     per_row = None if constants is None else _per_row(spec, constants, rows)
     shared, seen = first[1:], k
     asked: Tensors = (q,)
@@ -174,10 +184,14 @@ def _per_row(spec: MemorySpec, constants: Tensor, rows: int) -> Tensor:
     return constants.repeat(rows // len(constants), *(1,) * (constants.dim() - 1))
 
 
-def _steps(spec: MemorySpec, phase: int | None, m: int) -> range:
-    """The tokens of a block at which Muon steps; all of them where rows differ."""
+def _steps(spec: MemorySpec, phase: int | None, place: Sequence[Tensor], m: int) -> Steps:
+    """The tokens of a block at which Muon steps, from the place of its first token in its chunk:
+    the same in all rows, or that of every token, [g, m].
+    """
     period = spec.optimizer.period
-    return range(m) if phase is None else range((-phase - 1) % period, m, period)
+    if period == 1 or phase is not None:
+        return Alike(range((-(phase or 0) - 1) % period, m, period))
+    return Apart.behind(place[0][:, 0], m, period)
 
 
 # ---- one block -----------------------------------------------------------------------------------
@@ -201,11 +215,12 @@ def online_body(
         first = shared[: len(like.H)]
         opens: Tensor | bool = phase == 0
         H = now.H if opens else now.H_start
-        if phase is None:
-            opens, rest = rest[0][:, 0] == 0, rest[1:]
+        place = rest[:1] if phase is None else []
+        if place:
+            opens, rest = place[0][:, 0] == 0, rest[1:]
             H = where(opens, now.H, now.H_start)
         gates, asked = tuple(rest[:gated]), tuple(rest[gated:])
-        hidden = hidden_of(spec, gates[ends:], _steps(spec, phase, asked[0].shape[1]))
+        hidden = hidden_of(spec, gates[ends:], _steps(spec, phase, place, asked[0].shape[1]))
         if not early:
             constants = shared[len(like.H)] if len(shared) > len(like.H) else None
             seen, phi_q = features(spec, seen, asked[0], constants)

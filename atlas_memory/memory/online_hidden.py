@@ -9,7 +9,7 @@ No weight enters the coefficients, nor what a query finds of H_0: both are made 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -37,6 +37,7 @@ from atlas_memory.memory.spec import MemorySpec
 
 FEW = 4
 Written = tuple[tuple[Tensor, Tensor], ...]  # (d, x) of every hidden matrix
+Found = Callable[[int, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,40 +58,114 @@ class Hidden(Protocol):
     ) -> Moved: ...
 
 
+class Steps(Protocol):
+    """The tokens of a block of m at which Muon steps, s of them.
+
+    rows: x [g, m, ..] there. number: how many steps a token has behind it, its own included.
+    since: what is left at a token of the last step before it, or of the block's start, from what
+    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: every query with
+    the matrix of the last step before it, through `found(begin, end, matrix)`. last: whether the
+    last token steps in all rows.
+    """
+
+    def __len__(self) -> int: ...
+    def last(self, m: int) -> bool: ...
+    def rows(self, x: Tensor) -> Tensor: ...
+    def number(self, m: int, device: torch.device) -> Tensor: ...
+    def since(self, A: Tensor, columns: Tensor) -> Tensor: ...
+    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Alike:
+    """The same tokens in all rows."""
+
+    at: range
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def last(self, m: int) -> bool:
+        return m - 1 in self.at
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x[:, self.at.start :: self.at.step]
+
+    def number(self, m: int, device: torch.device) -> Tensor:
+        place = torch.arange(m, device=device) - self.at.start
+        return ((place + self.at.step).clamp(min=0) // self.at.step)[None]
+
+    def since(self, A: Tensor, columns: Tensor) -> Tensor:
+        cuts = [0, *self.at, A.shape[1]]
+        kept = [A, *columns.split(1, dim=2)] if self.at else [A]
+        parts = [x[:, begin:end] for x, (begin, end) in zip(kept, pairwise(cuts), strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
+        runs = zip(pairwise([0, *self.at, m]), stepped, strict=True)
+        parts = [found(begin, end, w) for (begin, end), w in runs if begin < end]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Rows differ: at [g, s], behind the block where a row has fewer steps than others."""
+
+    at: Tensor
+
+    @staticmethod
+    def behind(place: Tensor, m: int, period: int) -> Apart:
+        """Of blocks whose first token stands at `place` [g] of its chunk."""
+        later = torch.arange(0, m, period, device=place.device)
+        return Apart((-place - 1).remainder(period)[:, None] + later)
+
+    def __len__(self) -> int:
+        return self.at.shape[1]
+
+    def last(self, m: int) -> bool:
+        return False
+
+    def rows(self, x: Tensor) -> Tensor:
+        index = self.at.clamp(max=x.shape[1] - 1).view(*self.at.shape, *(1,) * (x.dim() - 2))
+        return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
+
+    def number(self, m: int, device: torch.device) -> Tensor:
+        return (torch.arange(m, device=device) >= self.at[..., None]).sum(1)
+
+    def since(self, A: Tensor, columns: Tensor) -> Tensor:
+        number = self.number(A.shape[1], A.device)
+        return torch.cat([A, columns], dim=2).gather(2, number[..., None])
+
+    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
+        z, number = found(0, m, stepped[0]), self.number(m, stepped[0].device)[..., None]
+        for n, w in enumerate(stepped[1:]):
+            z = torch.where(number > n, found(0, m, w), z)
+        return z
+
+
 def hoist_hidden(
     spec: MemorySpec,
     gates: Tensors,
     block: int,
-    at: range,
-    due: Tensor | None,
+    at: Steps,
     kept: tuple[Tensor, Tensor] | None,
 ) -> Tensors:
     """The coefficients of all blocks, as streams, from alpha, mu, theta, gamma [g, slots, ..].
 
-    at: the tokens of a block at which Muon steps; due [g, slots]: where rows differ in that.
-    kept: the decays of alpha by block, where they are known already.
+    at: the tokens of every block at which Muon steps. kept: the decays of alpha by block, where
+    they are known already.
     """
     fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
     alpha, mu, theta, gamma = (by_block(x, block, fill) for x, fill in fills)
     if not spec.optimizer.orthogonal:
         made = in_streams(coefficients(spec, alpha, band(mu[..., None] * gamma), theta, kept))
     else:
-        if due is not None:
-            mu = mu * by_block(due.to(mu), block, 0.0)
         (D, A), (D_theta, T) = kept or decays(alpha), decays(theta)
         A = A[..., None]
-        columns = D[:, :, at.start :: at.step]
-        E = columns * mu[:, None, at.start :: at.step]
-        made = T[..., None], D_theta @ band(gamma), A, E, _since(A, columns, at)
+        columns = at.rows(D.mT).mT
+        E = columns * at.rows(mu)[:, None]
+        made = T[..., None], D_theta @ band(gamma), A, E, at.since(A, columns)
     return tuple(by_slot(x, len(gates[0])) for x in made)
-
-
-def _since(A: Tensor, columns: Tensor, at: range) -> Tensor:
-    """What is left at a token of the last step before it, or of the block's start."""
-    cuts = [0, *at, A.shape[1]]
-    kept = [A, *columns.split(1, dim=2)] if at else [A]
-    parts = [x[:, begin:end] for x, (begin, end) in zip(kept, pairwise(cuts), strict=True)]
-    return torch.cat(parts, dim=1)
 
 
 def count_of_streams(spec: MemorySpec) -> int:
@@ -98,7 +173,7 @@ def count_of_streams(spec: MemorySpec) -> int:
     return 5 if spec.optimizer.momentum else 2
 
 
-def hidden_of(spec: MemorySpec, streams: Sequence[Tensor], at: range) -> Hidden:
+def hidden_of(spec: MemorySpec, streams: Sequence[Tensor], at: Steps) -> Hidden:
     """What `hoist_hidden` left in the streams, for a block that may be shorter than the others."""
     columns = streams[0].shape[1] + spec.window - 1
     forgets = spec.retention.forgets
@@ -177,7 +252,7 @@ class MuonSteps:
     """
 
     optimizer: Optimizer
-    at: range
+    at: Steps
     T: Tensor
     P: Tensor
     A: Tensor
@@ -192,7 +267,7 @@ class MuonSteps:
         self, now: Learner, first: Tensors, asked: Tensors, pairs: Written, count: Tensor | None
     ) -> Moved:
         stepped, momenta = [w[:, None] for w in now.H], None
-        if self.at:
+        if len(self.at):
             momenta = self._at_steps(now.R, pairs)
             made = orthogonal(self.optimizer, momenta)
             parts = zip(now.H, first, made, strict=True)
@@ -205,15 +280,11 @@ class MuonSteps:
 
     @property
     def _steps_last(self) -> bool:
-        return len(self.at) > 0 and self.at[-1] == self.T.shape[1] - 1
-
-    def _steps(self, x: Tensor) -> Tensor:
-        """The rows of x [g, m, ..] at tokens that step."""
-        return x[:, self.at.start :: self.at.step]
+        return self.at.last(self.T.shape[1])
 
     def _at_steps(self, R: Tensors, pairs: Written) -> list[Tensor]:
         """R at every step, [g, s, out, in]."""
-        T, P = self._steps(self.T), self._steps(self.P)
+        T, P = self.at.rows(self.T), self.at.rows(self.P)
         if len(self.at) == 1:
             parts = zip(R, pairs, strict=True)
             return [write_pairs(T * r, x, d, P[:, 0])[:, None] for r, (d, x) in parts]
@@ -221,7 +292,7 @@ class MuonSteps:
 
     def _behind(self, H: Tensor, first: Tensor, N: Tensor) -> Tensor:
         """H behind every step, [g, s, out, in]."""
-        A, E = self._steps(self.A)[..., None], self._steps(self.E)
+        A, E = self.at.rows(self.A)[..., None], self.at.rows(self.E)
         kept = _left(first[:, None], H[:, None], A, self.forgets)
         if N.shape[1] == 1:
             return torch.addcmul(kept, E[..., None], N)
@@ -230,22 +301,15 @@ class MuonSteps:
     def _runs(self, asked: Tensors, n: int, stepped: Tensor) -> Tensor:
         """Every query with the matrix of the last step before it: a few long runs, or one each."""
         x, m = asked[0], asked[0].shape[1]
-        if len(self.at) > FEW:
-            each = stepped.index_select(1, self._number(m, x.device))
-            z = (each @ x[..., None])[..., 0]
-            return z + asked[1 + n] if len(asked) > 1 else z
-        runs = pairwise([0, *self.at, m])
-        parts = [
-            _found(tuple(a[:, begin:end] for a in asked), n, w)
-            for (begin, end), w in zip(runs, stepped.unbind(1), strict=True)
-            if begin < end
-        ]
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-
-    def _number(self, m: int, device: torch.device) -> Tensor:
-        """How many steps each of m tokens has behind it, its own included."""
-        place = torch.arange(m, device=device) - self.at.start
-        return (place + self.at.step).clamp(min=0) // self.at.step
+        if len(self.at) <= FEW:
+            return self.at.runs(
+                m,
+                stepped.unbind(1),
+                lambda begin, end, w: _found(tuple(a[:, begin:end] for a in asked), n, w),
+            )
+        rows = torch.arange(len(stepped), device=x.device)[:, None]
+        z = (stepped[rows, self.at.number(m, x.device)] @ x[..., None])[..., 0]
+        return z + asked[1 + n] if len(asked) > 1 else z
 
     def _end(self, stepped: Tensor, first: Tensor, count: Tensor | None) -> Tensor:
         if count is None:
@@ -254,7 +318,7 @@ class MuonSteps:
                 last if self._steps_last else _left(first, last, self.since[:, -1:], self.forgets)
             )
         rows, place = torch.arange(len(count), device=count.device), (count - 1).clamp(min=0)
-        number = self._number(self.T.shape[1], count.device)[place]
+        number = self.at.number(self.T.shape[1], count.device).expand(len(rows), -1)[rows, place]
         return _left(first, stepped[rows, number], self.since[rows, place, :, None], self.forgets)
 
     def _momenta(self, R: Tensors, pairs: Written, count: Tensor | None) -> Tensors:
