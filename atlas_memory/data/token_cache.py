@@ -64,21 +64,25 @@ class _Summary:
 
 
 def _write(source: Source, tokenizer: Tokenizer, most: int | None, folder: Path) -> None:
-    dtype, starts, tokens, size = smallest_dtype(tokenizer.vocab_size), [], 0, 0
+    dtype, starts, tokens, size = smallest_dtype(tokenizer.vocab_size), [], 0, 0.0
     with (folder / "tokens.bin").open("wb") as file:
         for document in source.documents():
-            if most is not None and tokens >= most:
-                break
             begin, counted = tokens, _Counted(document)
             for ids in tokenizer.encode(counted):
                 kept = ids if most is None else ids[: most - tokens]
                 file.write(kept.astype(dtype).tobytes())
                 tokens += len(kept)
+                # Of a piece that is cut its share counts, and no other is read.
+                size += counted.since() * len(kept) / max(1, len(ids))
+                if tokens == most:
+                    break
             if tokens > begin:
                 starts.append(begin)
-            size += counted.size
+            if tokens == most:
+                break
+            size += counted.since()
     np.save(folder / "starts.npy", np.array(starts, dtype=np.int64))
-    summary = _Summary(np.dtype(dtype).name, tokens, size)
+    summary = _Summary(np.dtype(dtype).name, tokens, round(size))
     (folder / "summary.json").write_text(json.dumps(asdict(summary)))
 
 
@@ -86,12 +90,17 @@ class _Counted:
     """A document that counts its bytes while it is read."""
 
     def __init__(self, document: Document) -> None:
-        self.document, self.size = document, 0
+        self.document, self._new = document, 0
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self.document:
-            self.size += len(piece)
+            self._new += len(piece)
             yield piece
+
+    def since(self) -> int:
+        """Bytes that were read since it was asked last."""
+        new, self._new = self._new, 0
+        return new
 
 
 def _open(folder: Path, digest: str) -> Tokens:

@@ -15,6 +15,7 @@ from atlas_memory.data.documents import Document
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"  # what makes rows of a batch equally long; nothing is ever predicted there
+PACKED = {"enwik8-2048": Path(__file__).parent / "enwik8-2048.json"}  # by what they were made of
 UNUSED = 255  # a byte that no UTF-8 text has; as a token it is the padding
 
 
@@ -66,11 +67,11 @@ def require_tokenizer(name: str) -> None:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, a `tokenizer.json`, or a folder or name that transformers can load."""
+    """`bytes`, one of PACKED, a `tokenizer.json`, or what transformers can load."""
     require_tokenizer(name)
     if name == "bytes":
         return Tokenizer(name, _wrapped(_byte_tokenizer()))
-    path = Path(name).expanduser()
+    path = PACKED.get(name, Path(name).expanduser())
     if path.is_file():
         return Tokenizer(name, _from_file(path))
     from transformers import AutoTokenizer
@@ -81,8 +82,8 @@ def load_tokenizer(name: str) -> Tokenizer:
         # transformers raises OSError, ValueError or what a broken file makes of it
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"tokenizer {name!r} is neither bytes, a tokenizer.json, a folder nor a name that "
-            f"Hugging Face knows: {reason}"
+            f"tokenizer {name!r} is neither {', '.join(['bytes', *PACKED])}, a tokenizer.json, a "
+            f"folder nor a name that Hugging Face knows: {reason}"
         ) from error
 
 

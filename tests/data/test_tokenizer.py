@@ -22,6 +22,14 @@ def test_bytes_are_their_own_ids():
     assert all(tokenizer.fast.encode(chr(i)) == [i] for i in range(128))
 
 
+def test_the_packed_vocabulary_gives_every_text_back_in_fewer_tokens():
+    tokenizer = load_tokenizer("enwik8-2048")
+    assert tokenizer.vocab_size == 2048
+    assert tokenizer.fast.decode(tokenizer.fast.encode(TEXT)) == TEXT
+    english = "The history of the world is the history of its cities."
+    assert len(tokenizer.fast.encode(english)) < len(english) / 2.5
+
+
 def test_bytes_survive_a_folder(tmp_path):
     load_tokenizer("bytes").fast.save_pretrained(tmp_path)
     again = load_tokenizer(str(tmp_path))

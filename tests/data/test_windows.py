@@ -1,5 +1,7 @@
 """The n-th example is a function of n: order, borders and lanes are checked on small texts."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -107,7 +109,22 @@ def test_tokens_are_cached_once_and_mapped(tmp_path, monkeypatch):
     assert second.num_bytes == 7
     limited = cached_tokens(source, tokenizer, most=5)
     assert bytes(limited.ids) == b"abcde"
+    assert limited.num_bytes == 5
     assert not any(name.startswith(".") for name in left_behind(tmp_path / "tokens"))
+
+
+def test_no_more_of_a_document_is_read_than_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATLAS_HOME", str(tmp_path))
+
+    class Endless(Texts):
+        def documents(self):
+            yield [b"abc"]
+            yield itertools.repeat(b"defg")
+
+    limited = cached_tokens(Endless("x"), load_tokenizer("bytes"), most=9)
+    assert bytes(limited.ids) == b"abcdefgde"
+    assert limited.num_bytes == 9
+    assert limited.starts.tolist() == [0, 3]
 
 
 def test_a_source_that_fails_leaves_no_cache(tmp_path, monkeypatch):
