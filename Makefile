@@ -9,7 +9,7 @@ SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST  := $(SINGLE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -r s
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all check bench docs clean
+.PHONY: help train test test-all check bench results docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ check: $(READY)  ## format, lint, types
 
 bench: $(READY)  ## speed and memory, as ratios taken in one run
 	$(BIN)/python benchmarks/engine.py
+
+HOURS ?= 1
+results: $(READY)  ## run what docs/results lacks, cheapest first, for HOURS=1
+	$(BIN)/python benchmarks/results.py --hours $(HOURS)
 
 docs: $(READY)  ## the pages as a site, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -55,18 +55,17 @@ _QUICK = {
     "model.size": "tiny",
     "model.hidden_size": 128,
     "model.num_hidden_layers": 2,
-    "model.num_attention_heads": 16,
+    "model.num_attention_heads": 4,
     "data.source": "enwik8",
-    "data.length": 256,
+    "data.length": 1024,
     "data.validation_tokens": 65_536,
     "train.steps": 300,
-    "train.batch": 8,
+    "train.batch": 2,
     "train.learning_rate": 4e-3,
     "train.warmup": 20,
     "train.save_every": 100,
     "train.sample": 0,
 }
-_DEEP = {"model.memory.architecture.expansion": 1, "model.memory.chunk": 64}
 PRESETS: dict[str, Settings] = {
     "smoke": {
         "recipe": {
@@ -88,11 +87,7 @@ PRESETS: dict[str, Settings] = {
     },
     "small": {
         "recipe": _QUICK,
-        "changes": {
-            "titans": _DEEP,
-            "omeganet": _DEEP,
-            "atlas": {**_DEEP, "model.memory.optimizer.period": 64},
-        },
+        "changes": {},
         "tasks": ["wikitext", "lambada_openai", "piqa"],
         "items": HELD_OUT,
         "limit": 100,
