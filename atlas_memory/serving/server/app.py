@@ -23,7 +23,7 @@ from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.service import Service
 from atlas_memory.serving.server.store import Store
 
-STATUSES = (400, 401, 403, 404, 408, 413, 503)
+STATUSES = (400, 401, 403, 404, 408, 413, 415, 503)
 router = APIRouter()
 
 
