@@ -48,7 +48,7 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
         engine = Engine(loaded.model, settings.capacity, loop.call_soon_threadsafe)
         memories = Memories(settings.limits, settings.store)
         for file in settings.memories:
-            memories.hold(Kept(file.memory, ", ".join(file.sources)))
+            memories.hold(Kept.given(file, loaded.model.config.vocab_size, settings.limits.shown))
         app.state.service = Service(settings.name, loaded, engine, memories, settings.limits)
         try:
             yield

@@ -51,6 +51,36 @@ async function* events(response) {
   }
 }
 
+// Posts a body, shows how far the server has come, and gives its last event.
+async function watched(place, things, path, body, signal) {
+  const [bar, words] = find(place).children;
+  const shows = (share, text) => { bar.value = share; words.textContent = text; };
+  shows(0, "waiting for the server");
+  find(place).hidden = false;
+  let last = null;
+  let begin = null;
+  try {
+    for await (const event of events(await call("POST", path, { ...body, stream: true }, signal))) {
+      last = event;
+      if (!event.object.endsWith(".progress")) continue;
+      begin = begin || { time: performance.now(), read: event.read };
+      shows(event.read / event.total, progressed(event, begin, things));
+    }
+  } finally {
+    find(place).hidden = true;
+  }
+  return last;
+}
+
+// "1,024 of 4,096 tokens, 3 s left"; how long one takes is not known before the first of them.
+function progressed({ read, total }, begin, things) {
+  const done = `${read.toLocaleString("en")} of ${total.toLocaleString("en")} ${things}`;
+  if (read <= begin.read) return done;
+  const seconds = ((performance.now() - begin.time) / 1000 / (read - begin.read)) * (total - read);
+  const minutes = Math.floor(seconds / 60);
+  return `${done}, ${minutes ? `${minutes} min ` : ""}${Math.ceil(seconds % 60)} s left`;
+}
+
 // ---- parts of the page -----------------------------------------------------------------------------
 
 function element(tag, text, className) {
@@ -109,8 +139,11 @@ function entry(memory) {
   const bits = memory.surprise.toFixed(2);
   item.append(element("strong", name), element("p", `${memory.position} tokens, ${bits} bits per token`, "quiet"));
   const row = element("div", undefined, "row");
+  const unknown = element("span", "Its file does not say how surprising its text was.", "quiet");
   row.append(
-    button("Surprise", `Surprise of ${name}`, (e) => work(e.target, () => picture(memory.id))),
+    memory.shown
+      ? button("Surprise", `Surprise of ${name}`, (e) => work(e.target, () => picture(memory.id)))
+      : unknown,
     button("Fork", `Fork ${name}`, () => openFork(memory)),
     button("Download", `Download ${name}`, (e) => work(e.target, () => download(memory))),
     button("Delete", `Delete ${name}`, (e) => work(e.target, () => forget(memory))),
@@ -133,7 +166,8 @@ function choices(select, nothing) {
 }
 
 async function readText() {
-  const made = await json("POST", "v1/memories", { text: find("text").value, name: find("name").value });
+  const body = { text: find("text").value, name: find("name").value };
+  const made = await watched("reading", "tokens", "v1/memories", body);
   await refresh();
   find("memory-a").value = made.id;
   await picture(made.id);
@@ -150,13 +184,13 @@ function openFork(memory) {
 async function fork() {
   const body = { text: find("fork-text").value, name: find("fork-name").value };
   const parent = forking;
-  const made = await json("POST", `v1/memories/${parent}/fork`, body);
+  const made = await watched("forking", "tokens", `v1/memories/${parent}/fork`, body);
   find("forker").hidden = true;
   find("fork-text").value = "";
   await refresh();
   find("memory-a").value = parent;
   find("memory-b").value = made.id;
-  await picture(made.id);
+  if (made.shown) await picture(made.id);
 }
 
 async function download(memory) {
