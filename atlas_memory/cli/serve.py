@@ -107,6 +107,7 @@ def _require_extra() -> None:
 def _settings(
     loaded: Loaded, name: str, limits: Limits, capacity: Capacity, memories: list[Path]
 ) -> Settings:
+    from atlas_memory.demo import routes
     from atlas_memory.serving.memory_file import load
     from atlas_memory.serving.server.app import Settings
 
@@ -117,7 +118,8 @@ def _settings(
         path for path, file in zip(memories, files, strict=True) if file.memory.rows > 1
     ]:
         raise ValueError(f"{several[0]} has several rows; give memories of one text each")
-    return Settings(name, limits=limits, capacity=capacity, memories=files)
+    more = (routes.router(),)
+    return Settings(name, limits=limits, capacity=capacity, memories=files, more=more)
 
 
 def _stored(settings: Settings, folder: Path | None, loaded: Loaded) -> Settings:

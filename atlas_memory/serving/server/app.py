@@ -29,7 +29,10 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class Settings:
-    """name: of the model. memories: kept from the start. store: where those to come are kept."""
+    """name: of the model. memories: kept from the start. store: where those to come are kept.
+
+    more: routes of floors above this one, such as the demo's.
+    """
 
     name: str
     access: Access = field(default_factory=Access)
@@ -37,6 +40,7 @@ class Settings:
     capacity: Capacity = field(default_factory=Capacity)
     memories: tuple[MemoryFile, ...] = ()
     store: Store | None = None
+    more: tuple[APIRouter, ...] = ()
 
 
 def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
@@ -69,7 +73,8 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
     errors.install(app)
     for part in (completions, memory_routes, operations, pages):
         app.include_router(part.router)
-    app.include_router(router)
+    for routes in (router, *settings.more):
+        app.include_router(routes)
     return Guard(app, settings.access, settings.limits, requests)
 
 
