@@ -4,14 +4,14 @@ import threading
 
 import torch
 
-from atlas_memory.serving.jobs import Completion, Prompt, Token
+from atlas_memory.serving.jobs import Completion, Progress, Prompt, Token
 
 
 class Answer:
     """Collects what is told about one job."""
 
     def __init__(self):
-        self.tokens, self.scores, self.end = [], [], None
+        self.tokens, self.scores, self.read, self.end = [], [], [], None
         self._done = threading.Event()
 
     def __call__(self, event):
@@ -20,6 +20,8 @@ class Answer:
             self.scores.append(event.score)
         elif isinstance(event, Prompt):
             self.scores += event.scores
+        elif isinstance(event, Progress):
+            self.read.append(event.read)
         else:
             self.end = event
             self._done.set()

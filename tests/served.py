@@ -1,9 +1,11 @@
 """A server of a small model on a port of its own, in this process."""
 
+import json
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from saved import byte_model
 
@@ -40,6 +42,14 @@ def client(address, token="none", **options):
     from openai import OpenAI
 
     return OpenAI(base_url=f"{address}/v1", api_key=token, max_retries=0, **options)
+
+
+def events(address, path, body):
+    """What a stream tells, without its end."""
+    sent, kind = json.dumps({**body, "stream": True}).encode(), {"content-type": "application/json"}
+    with urlopen(Request(f"{address}/v1/{path}", sent, kind)) as answer:
+        told = [line.decode().strip().removeprefix("data: ") for line in answer]
+    return [json.loads(line) for line in told if line not in ("", "[DONE]")]
 
 
 def open_files():

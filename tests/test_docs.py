@@ -83,7 +83,7 @@ def commands(page):
     lines = [line for block in blocks for line in block.splitlines()]
     for line in lines:
         for part in re.split(r" [/|] ", line.strip().removeprefix("$ ")):
-            if part.startswith("atlas "):
+            if re.match(r"atlas \S", part):  # with more spaces it is a row of a result
                 yield re.split(r"\s{2,}|\s#\s", part)[0]
 
 
@@ -124,3 +124,20 @@ def test_the_notebook_runs(place, monkeypatch):
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(place)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+
+
+def test_the_notebook_shows_what_it_printed():
+    """Whoever reads it without running it sees the figures and both pictures, and no warning."""
+    import nbformat
+
+    notebook = nbformat.read(ROOT / "docs" / "first-hour.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in code for output in cell.outputs]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert {output.output_type for output in outputs} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}

@@ -49,6 +49,8 @@ def run(
     atlas generate runs/quickstart --file book.txt --prompt "The moral is";
     atlas generate runs/quickstart --memory book.memory --interactive
     """
+    from atlas_memory.serving.loading import load_run, require_run
+
     text = _source(source, file, interactive)
     if not interactive and not (prompt or text or memory):
         raise ValueError("nothing to go on with; give --prompt, --file, --memory or -")
@@ -58,12 +60,12 @@ def run(
     if repetition_penalty is not None:
         changes["repetition_penalty"] = repetition_penalty
     changes |= dict(map(_setting, settings or []))
-    _require(run_folder, precision, memory, text)
+    require_run(run_folder, precision, tokenizer)
+    _require(memory, text)
 
     import torch
 
     from atlas_memory.serving.generation import generation_config
-    from atlas_memory.serving.loading import load_run
 
     loaded = load_run(run_folder, precision, tokenizer)
     config = generation_config(loaded.model, changes)
@@ -75,13 +77,11 @@ def run(
         _answer(loaded, known, prompt or "", config, as_json)
 
 
-def _require(run: Path, precision: str | None, memory: Path | None, text: str | None) -> None:
+def _require(memory: Path | None, text: str | None) -> None:
     """All that can be wrong with paths is told before torch is imported."""
-    from atlas_memory.serving.loading import require_run
     from atlas_memory.serving.memory_head import require_memory_file
     from atlas_memory.serving.text import require_texts
 
-    require_run(run, precision)
     if memory is not None:
         require_memory_file(memory)
     if text is not None:

@@ -35,7 +35,7 @@ def run(
     from atlas_memory.cli.train import say
     from atlas_memory.serving.loading import load_run, require_run
 
-    require_run(run_folder, precision)
+    require_run(run_folder, precision, tokenizer)
     from atlas_memory.serving.report import describe, excerpt, page
     from atlas_memory.serving.trace import trace
 

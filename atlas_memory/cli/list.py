@@ -11,15 +11,31 @@ if TYPE_CHECKING:
     from atlas_memory.family import Variant
 
 
+# What the paper compares Atlas with most, and what it proposes; README's table.
+FEW = (
+    "transformer_plus",
+    "gated_deltanet",
+    "titans",
+    "deeptransformer",
+    "omeganet",
+    "dot",
+    "atlas",
+)
+FEW += ("atlas_mag", "atlas_mal")
+
+
 def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per model.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="README's table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="docs/family.md's.")] = False,
+    short: Annotated[
+        bool, typer.Option("--short", help="README's table, of a few models.")
+    ] = False,
 ) -> None:
     """List the models and what separates them."""
     from atlas_memory.family import VARIANTS
 
-    if as_markdown:
-        print(markdown_table())
+    if as_markdown or short:
+        print(short_table() if short else markdown_table())
         return
     if not as_json:
         print(f"{'name':18} {'model':18} made of (c: window, b: chunk)")
@@ -87,6 +103,18 @@ def markdown_table() -> str:
         if row is not None:
             marks = ["yes" if mark else "" for mark in row.marks]
             paper = [_code(row.bias), row.optimizer, *marks, _code(row.write)]
+        rows.append([_code(name), variant.title, *paper, _code(choices(variant))])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def short_table() -> str:
+    """A few models: what the memory minimizes, by which steps, and what it is made of here."""
+    from atlas_memory.family import TABLE_1, VARIANTS
+
+    rows = [["name", "model", "attentional bias", "optimizer", "here"], ["---"] * 5]
+    for name in FEW:
+        variant, row = VARIANTS[name], TABLE_1.get(name)
+        paper = ["", ""] if row is None else [_code(row.bias), row.optimizer]
         rows.append([_code(name), variant.title, *paper, _code(choices(variant))])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

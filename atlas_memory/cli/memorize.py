@@ -59,7 +59,7 @@ def run(
     from atlas_memory.serving.loading import load_run, require_run
     from atlas_memory.serving.text import open_text, require_texts
 
-    require_run(run_folder, precision)
+    require_run(run_folder, precision, tokenizer)
     require_texts(files)
     if memory is not None:
         require_memory_file(memory)

@@ -72,11 +72,11 @@ def run(
     if run_folder is None:
         raise ValueError("no RUN to serve; give a folder of `atlas train`, or `run` in --config")
     from atlas_memory.cli.serve_config import size
-    from atlas_memory.serving.engine import Capacity
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.serving.loading import load_run, require_run
+    from atlas_memory.serving.memory_head import require_memory_file
     from atlas_memory.serving.server.limits import Limits
 
-    capacity = Capacity(rows, block, waiting, size("--prefix-cache", prefix_cache))
+    prefix_bytes = size("--prefix-cache", prefix_cache)
     limits = Limits(
         body=int(max_body * 2**20),
         seconds=timeout,
@@ -87,6 +87,12 @@ def run(
         resident_bytes=size("--resident", resident),
         upload=size("--max-upload", max_upload),
     )
+    require_run(run_folder, precision, tokenizer)
+    for path in memory or []:
+        require_memory_file(path)
+    from atlas_memory.serving.engine import Capacity
+
+    capacity = Capacity(rows, block, waiting, prefix_bytes)
     loaded = load_run(run_folder, precision, tokenizer)
     named = name or run_folder.resolve().name
     settings = _settings(loaded, named, limits, capacity, memory or [])
@@ -94,19 +100,19 @@ def run(
 
 
 def _require_extra() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "python_multipart", "uvicorn") if not find_spec(name)]
+    if missing:
         raise ValueError(
-            f"atlas serve needs {error.name}; install it with `pip install 'atlas-memory[serve]'`"
-        ) from error
+            f"atlas serve needs {missing[0]}; install it with `pip install 'atlas-memory[serve]'`"
+        )
 
 
 def _settings(
     loaded: Loaded, name: str, limits: Limits, capacity: Capacity, memories: list[Path]
 ) -> Settings:
+    from atlas_memory.demo import routes
     from atlas_memory.serving.memory_file import load
     from atlas_memory.serving.server.app import Settings
 
@@ -117,7 +123,8 @@ def _settings(
         path for path, file in zip(memories, files, strict=True) if file.memory.rows > 1
     ]:
         raise ValueError(f"{several[0]} has several rows; give memories of one text each")
-    return Settings(name, limits=limits, capacity=capacity, memories=files)
+    more = (routes.router(),)
+    return Settings(name, limits=limits, capacity=capacity, memories=files, more=more)
 
 
 def _stored(settings: Settings, folder: Path | None, loaded: Loaded) -> Settings:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atlas_memory.names import size_names, suggest, variant_names
 
-NAME = "A name from `atlas list`, or the folder of a retrofitted model."
+if TYPE_CHECKING:
+    from atlas_memory.config import AtlasConfig
+
+NAME = "A name from `atlas list`, or the folder of a model: of `atlas train` or `atlas retrofit`."
 CHOICE = {"name", "mixer"}  # what names a choice: {"name": "muon", "steps": 5}
 
 
@@ -23,10 +27,10 @@ def run(
 ) -> None:
     """Show a model: its row of the paper's Table 1, parameters, state and FLOPs per token.
 
-    Examples: atlas show atlas --size 1.3b; atlas show runs/smollm2
+    Examples: atlas show atlas --size 1.3b; atlas show runs/quickstart; atlas show runs/smollm2
     """
-    retrofitted = Path(variant).is_dir()
-    shown = _run(Path(variant)) if retrofitted else describe(variant, size, vocab_size, context)
+    there = Path(variant).is_dir() and variant not in variant_names()
+    shown = _run(Path(variant), context) if there else describe(variant, size, vocab_size, context)
     if as_json:
         print(json.dumps(shown))
     else:
@@ -38,15 +42,27 @@ def print_flat(shown: dict[str, Any]) -> None:
         print(f"{name:24} {value}")
 
 
-def _run(folder: Path) -> dict[str, Any]:
-    """What was added to a pretrained model."""
-    from atlas_memory.cli.retrofit_plan import added
-    from atlas_memory.retrofitting.pretrained import load_config
+def _run(folder: Path, context: int) -> dict[str, Any]:
+    """The model of a run; of a retrofitted one what was added to it."""
+    from atlas_memory.serving.loading import model_folder
+
+    place = model_folder(folder)
+    _require_context(context)
     from atlas_memory.training.retrofit import is_retrofitted
 
-    if not is_retrofitted(folder):
-        raise ValueError(f"{folder} holds no retrofitted model; `atlas show VARIANT` shows others")
-    return added(load_config(str(folder)))
+    if is_retrofitted(folder):
+        from atlas_memory.cli.retrofit_plan import added
+        from atlas_memory.retrofitting.pretrained import load_config
+
+        return added(load_config(str(folder)))
+    from atlas_memory.config import AtlasConfig
+
+    return {"run": str(folder), **_costs(AtlasConfig.from_pretrained(place), context)}
+
+
+def _require_context(context: int) -> None:
+    if context < 1:
+        raise ValueError(f"--context {context}: give at least one token")
 
 
 def describe(variant: str, size: str, vocab_size: int | None, context: int) -> dict[str, Any]:
@@ -54,19 +70,21 @@ def describe(variant: str, size: str, vocab_size: int | None, context: int) -> d
         raise ValueError(f"unknown variant {variant!r}; {suggest(variant, variant_names())}")
     if size not in size_names():
         raise ValueError(f"unknown size {size!r}; {suggest(size, size_names())}")
-    if context < 1:
-        raise ValueError(f"--context {context}: give at least one token")
-    from atlas_memory.cli.costs import costs
+    _require_context(context)
     from atlas_memory.cli.list import described
     from atlas_memory.config import AtlasConfig
 
     overrides = {} if vocab_size is None else {"vocab_size": vocab_size}
     config = AtlasConfig.from_variant(variant, size, **overrides)
+    return {"name": variant, "size": size, **described(variant), **_costs(config, context)}
+
+
+def _costs(config: AtlasConfig, context: int) -> dict[str, Any]:
+    """What a model is made of and what it costs, beside Transformer++ of its width and depth."""
+    from atlas_memory.cli.costs import costs
+
     counted = costs(config, context)
     return {
-        "name": variant,
-        "size": size,
-        **described(variant),
         "mixers": config.mixers,
         "memory": config.memory,
         "layers": config.num_hidden_layers,
@@ -78,18 +96,18 @@ def describe(variant: str, size: str, vocab_size: int | None, context: int) -> d
         "state bytes": counted.state_bytes,
         "state bytes per token": counted.state_bytes_per_token,
         "FLOPs per token": counted.flops_per_token,
-        "state bytes of Transformer++": _attention_bytes(size, overrides),
+        "state bytes of Transformer++": _attention_bytes(config),
     }
 
 
-def _attention_bytes(size: str, overrides: dict[str, Any]) -> dict[str, int]:
-    """What full attention of the same size keeps, by the tokens it has read."""
-    from atlas_memory.cli.costs import costs
-    from atlas_memory.config import AtlasConfig
+def _attention_bytes(config: AtlasConfig) -> dict[str, int]:
+    """What full attention of the same width and depth keeps, by the tokens it has read."""
+    from atlas_memory.cli.costs import state_bytes
+    from atlas_memory.family import VARIANTS
 
-    counted = costs(AtlasConfig.from_variant("transformer_plus", size, **overrides), 1)
-    lengths = {"4K": 4_096, "32K": 32_768, "1M": 2**20}
-    return {name: n * counted.state_bytes_per_token for name, n in lengths.items()}
+    mixer, width = VARIANTS["transformer_plus"].mixers[0], replace(config.width, memory=None)
+    each = config.num_hidden_layers * state_bytes(mixer, width)[1]
+    return {name: n * each for name, n in {"4K": 4_096, "32K": 32_768, "1M": 2**20}.items()}
 
 
 def _flat(shown: dict[str, Any]) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ import torch
 from atlas_memory.serving.batch import Batch, Row, next_tokens
 from atlas_memory.serving.fingerprint import fingerprint
 from atlas_memory.serving.histogram import Histogram
-from atlas_memory.serving.jobs import Event, Failed, Finished, Job, Notify, Ticket
+from atlas_memory.serving.jobs import Event, Failed, Finished, Job, Notify, Progress, Ticket
 from atlas_memory.serving.prefill import Known, Prefill, completes, feed, side_by_side
 from atlas_memory.serving.recent import Recent
 from atlas_memory.serving.scores import Score
@@ -184,9 +184,15 @@ class Engine:
             prefill.keep(self._known)
             if prefill.done:
                 self._count(prefill)
-            if prefill.done and not completes(prefill):
-                self._tell(prefill.ticket, prefill.finished(self.fingerprint, self.model.device))
+            if not completes(prefill):
+                self._tell(prefill.ticket, self._read(prefill))
         return list(prefills)
+
+    def _read(self, prefill: Prefill) -> Event:
+        """How far a reading has come, or what it made."""
+        if not prefill.done:
+            return Progress(prefill.fed)
+        return prefill.finished(self.fingerprint, self.model.device)
 
     def _count(self, prefill: Prefill) -> None:
         reused = prefill.ticket.reused

@@ -77,6 +77,13 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """So many tokens of a reading have been fed, and others wait."""
+
+    read: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """reason: stop (the text ended), length, time or read. memory, bits: what a reading made."""
 
@@ -93,7 +100,7 @@ class Failed:
 
 
 Job = Completion | Reading
-Event = Token | Prompt | Finished | Failed
+Event = Token | Prompt | Progress | Finished | Failed
 Notify = Callable[[Event], None]
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
+from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
 
 MODELS = ("atlas_memory", "atlas_retrofit")
+WEIGHTS = (".safetensors", ".bin")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -31,7 +32,7 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
 
     precision: what its weights are turned into; None keeps what was saved.
     """
-    folder = require_run(run, precision)
+    folder = require_run(run, precision, tokenizer)
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -46,11 +47,15 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
     return Loaded(model.eval(), _tokenizer(run, folder, tokenizer, model.config.vocab_size))
 
 
-def require_run(run: Path, precision: str | None = None) -> Path:
-    """The model's folder; a wrong path or precision is told before anything heavy is imported."""
+def require_run(run: Path, precision: str | None = None, tokenizer: str | None = None) -> Path:
+    """The model's folder; what is wrong or missing is told before anything heavy is imported."""
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
-    return model_folder(run)
+    folder = model_folder(run)
+    if not any(file.suffix in WEIGHTS for file in folder.iterdir()):
+        raise ValueError(f"{folder} holds no whole model: it has a config.json and no weights")
+    require_tokenizer(_tokenizer_name(run, folder, tokenizer))
+    return folder
 
 
 def model_folder(run: Path) -> Path:
@@ -77,21 +82,24 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _tokenizer(run: Path, folder: Path, given: str | None, ids: int) -> Tokenizer:
-    """The one asked for, else the run's own; a model of bytes needs no file for it."""
-    recipe = _json(run / "recipe.json")
-    data, pretrained = recipe.get("data"), (recipe.get("retrofit") or {}).get("base")
-    name = data.get("tokenizer") if isinstance(data, dict) and not pretrained else None
-    if given is not None:
-        loaded = load_tokenizer(given)
-    elif name == "bytes":
-        loaded = load_tokenizer(name)
-    elif any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
-        loaded = load_tokenizer(str(folder))
-    else:
-        raise ValueError(f"{folder} has no tokenizer; name one with --tokenizer, such as bytes")
+    loaded = load_tokenizer(_tokenizer_name(run, folder, given))
     if loaded.vocab_size > ids:
         raise ValueError(
             f"tokenizer {loaded.name!r} has {loaded.vocab_size} ids and the model only {ids}; "
             "give the tokenizer that the model was trained with"
         )
     return loaded
+
+
+def _tokenizer_name(run: Path, folder: Path, given: str | None) -> str:
+    """The one asked for, else the run's own; a model of bytes needs no file for it."""
+    if given is not None:
+        return given
+    recipe = _json(run / "recipe.json")
+    data, pretrained = recipe.get("data"), (recipe.get("retrofit") or {}).get("base")
+    name = data.get("tokenizer") if isinstance(data, dict) and not pretrained else None
+    if name == "bytes":
+        return name
+    if any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        return str(folder)
+    raise ValueError(f"{folder} has no tokenizer; name one with --tokenizer, such as bytes")

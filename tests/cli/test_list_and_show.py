@@ -6,6 +6,8 @@ import sys
 
 import pytest
 import torch
+from commands import command_line
+from saved import byte_model, save_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from atlas_memory.cli.costs import costs, flops_per_token, parameters
@@ -129,3 +131,20 @@ def test_help_does_not_wait_for_torch():
 def test_no_state_is_larger_than_attention_s_of_4096_tokens(variant, size, capsys):
     shown = json.loads(run(capsys, "show", variant, "--size", size, "--json"))
     assert shown["state bytes"] <= shown["state bytes of Transformer++"]["4K"]
+
+
+def test_show_a_run_is_what_its_model_keeps(tmp_path, capsys):
+    """Of any training run: parameters, state, and what full attention of its width would keep."""
+    model = byte_model("atlas")
+    (run := tmp_path / "runs" / "mine").mkdir(parents=True)
+    save_model(run / "model", model)
+    code, printed, _ = command_line(capsys, "show", run, "--json")
+    shown = json.loads(printed)
+    assert code == 0
+    assert (shown["run"], shown["width"]) == (str(run), model.config.hidden_size)
+    assert shown["parameters"] == sum(p.numel() for p in model.parameters())
+    one = model(torch.zeros(1, 1, dtype=torch.long), use_cache=True).past_key_values
+    assert shown["state bytes"] == one.num_bytes
+    key_and_value = 2 * 4 * model.config.hidden_size * model.config.num_hidden_layers
+    assert shown["state bytes of Transformer++"]["4K"] == 4_096 * key_and_value
+    assert command_line(capsys, "show", tmp_path)[0] == 2

@@ -1,19 +1,36 @@
-"""README's table of models is the one that family.py says."""
+"""The tables of models in README and docs/family.md are those that family.py says."""
 
 from pathlib import Path
 
 import pytest
+from commands import command_line
 
-from atlas_memory.cli.list import markdown_table
+from atlas_memory.cli.list import markdown_table, short_table
 from atlas_memory.family import MARKS, TABLE_1, VARIANTS
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
-def test_readme_shows_the_table():
-    text = README.read_text()
-    table = text.split("<!-- variants -->\n")[1].split("\n<!-- /variants -->")[0]
+def marked(page, name):
+    return (ROOT / page).read_text().split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+def test_the_page_of_the_family_shows_the_table():
+    table = marked("docs/family.md", "variants")
     assert table == markdown_table(), "print it with `atlas list --markdown`"
+
+
+def test_readme_shows_the_short_table():
+    assert marked("README.md", "few") == short_table(), "print it with `atlas list --short`"
+    assert f"{len(VARIANTS)} models, each a row" in (ROOT / "README.md").read_text()
+
+
+def test_readme_shows_what_atlas_show_prints(capsys):
+    code, printed, _ = command_line(capsys, "show", "atlas", "--size", "170m")
+    assert code == 0
+    lines = marked("README.md", "show").strip("`\n").splitlines()
+    assert len(lines) >= 4
+    assert [line for line in lines if line not in printed.splitlines()] == []
 
 
 def test_every_line_has_every_column():

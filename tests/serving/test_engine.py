@@ -64,6 +64,7 @@ def test_reading_makes_the_memory_that_read_makes(engine):
     engine.submit(Reading(torch.tensor(text)), answer)
     found, expected = answer.wait().end, am.read(engine.model, [text])
     assert found.memory.position == 70
+    assert answer.read == [16, 32, 48, 64]
     torch.testing.assert_close(found.memory.bits, expected.bits)
     assert len(found.bits) == 69
     assert float(found.bits.double().sum()) == pytest.approx(float(expected.bits))

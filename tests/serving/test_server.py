@@ -1,6 +1,9 @@
 """OpenAI's own client: completions, chat, streams, models; the texts are those of generate."""
 
+import json
 import threading
+import urllib.error
+import urllib.request
 
 import openai
 import pytest
@@ -170,6 +173,20 @@ def test_models_and_status(api):
 def test_a_mistake_is_one_sentence(fields, message, api):
     with pytest.raises(openai.BadRequestError, match=message):
         api.completions.create(model="small", **{"prompt": "x", **fields})
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "tokenize"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+def test_a_body_that_is_not_said_to_be_json_is_told_which_header_to_add(path, kind, api):
+    """What `curl -d '{"prompt": ..}'` sends without -H."""
+    url = f"{api.base_url}{path}"
+    asked = urllib.request.Request(url, b'{"prompt": "x"}', {"content-type": kind})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asked)
+    error = json.load(refused.value)["error"]
+    assert refused.value.code == 415
+    assert error["type"] == "invalid_request_error"
+    assert "add the header `Content-Type: application/json`" in error["message"]
 
 
 def test_a_request_out_of_time_gets_what_there_is(loaded):

@@ -3,10 +3,11 @@
 import openai
 import pytest
 from saved import greedy
-from served import client, open_files, serving, small
+from served import client, events, open_files, serving, small
 
 import atlas_memory as am
-from atlas_memory.serving.memory_file import MemoryFile, inspect
+from atlas_memory.serving.engine import Capacity
+from atlas_memory.serving.memory_file import MemoryFile, inspect, load
 from atlas_memory.serving.server.limits import Limits
 
 TEXT = "The tide came in. \u2603 The tide went out. " * 9
@@ -66,6 +67,25 @@ def test_a_text_becomes_a_memory_that_answers(api, loaded, memory):
     assert chat.choices[0].message.content == written(loaded, expected, prompt)
 
 
+def test_a_reading_tells_how_far_it_is(loaded):
+    text = TEXT[:300]
+    size = len(text.encode())
+    with serving(loaded, capacity=Capacity(block=64)) as address:
+        told = events(address, "memories", {"text": text, "name": "tide"})
+        *progress, made = told
+        assert [event["object"] for event in progress] == ["memory.progress"] * len(progress)
+        assert [event["read"] for event in progress] == [0, *range(64, size - 1, 64)]
+        assert {event["total"] for event in progress} == {size}
+        whole = client(address).post("/memories", body={"text": text}, cast_to=dict)
+        assert (made["object"], made["position"]) == ("memory", size)
+        assert (made["surprise"], made["shown"]) == (whole["surprise"], size)
+        *progress, fork = events(address, f"memories/{made['id']}/fork", {"text": text})
+        assert (fork["parent"], fork["position"]) == (made["id"], 2 * size)
+        assert progress[0]["total"] == size
+        (error,) = events(address, "memories", {"text": ""})
+        assert "the text is empty" in error["error"]["message"]
+
+
 def test_list_describe_delete(api, memory):
     listed = api.get("/memories", cast_to=dict)["data"]
     assert memory in listed
@@ -118,6 +138,18 @@ def test_surprise_covers_the_text(api, memory):
     assert [text for text, _ in told["pieces"]] == ["a", "b", "c"]
     assert all(bits > 0 for _, bits in told["pieces"])
     api.delete(f"/memories/{fork['id']}", cast_to=dict)
+
+
+def test_a_downloaded_file_knows_its_surprise_from_the_start(api, loaded, memory, tmp_path):
+    file = tmp_path / "tide.memory"
+    told = api.get(f"/memories/{memory['id']}/file", cast_to=openai.HttpxBinaryResponseContent)
+    file.write_bytes(told.content)
+    with serving(loaded, memories=(load(file, loaded.model),)) as address:
+        there = client(address)
+        (known,) = there.get("/memories", cast_to=dict)["data"]
+        assert (known["name"], known["shown"]) == ("tide", memory["position"])
+        pieces = there.get(f"/memories/{known['id']}/surprise", cast_to=dict)["pieces"]
+    assert pieces == api.get(f"/memories/{memory['id']}/surprise", cast_to=dict)["pieces"]
 
 
 def test_memories_are_limited_and_may_be_there_from_the_start(loaded):

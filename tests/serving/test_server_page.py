@@ -8,6 +8,8 @@ from saved import greedy
 from served import client, serving, small
 
 import atlas_memory as am
+from atlas_memory.serving.engine import Capacity
+from atlas_memory.serving.memory_file import MemoryFile
 from atlas_memory.serving.server.guard import Access
 from atlas_memory.serving.server.pages import PAGE
 
@@ -75,6 +77,41 @@ def test_read_ask_fork_compare(address, loaded):
         assert "".join(answered(page, "a")) == written(loaded, [TEXT], " Then", 30)
         other = [TEXT, "But once it stayed."]
         assert "".join(answered(page, "b")) == written(loaded, other, " Then", 30)
+
+
+def test_reading_tells_how_far_it_is(loaded):
+    """Tokens of all tokens and the time left, until the text is read."""
+    heard = """() => {
+      window.heard = [];
+      const place = document.getElementById("reading");
+      const note = () => place.hidden || window.heard.push(place.innerText.trim());
+      new MutationObserver(note).observe(place, { childList: true, subtree: true });
+    }"""
+    with serving(loaded, capacity=Capacity(block=64)) as address, open_page() as page:
+        page.goto(address)
+        page.evaluate(heard)
+        assert page.is_hidden("#reading")
+        read(page, TEXT[:200])
+        assert page.is_hidden("#reading")
+        told = page.evaluate("window.heard")
+    assert told[1] == "0 of 200 tokens"
+    assert re.fullmatch(r"64 of 200 tokens, \d+ s left", told[2])
+    assert re.fullmatch(r"192 of 200 tokens, \d+ s left", told[-1])
+
+
+def test_a_file_that_does_not_know_its_surprise_says_so(loaded):
+    known = MemoryFile(am.read(loaded.model, [[*TEXT.encode()]]), ("book.txt",))
+    with serving(loaded, memories=(known,)) as address, open_page() as page:
+        page.goto(address)
+        page.wait_for_selector("#memories li")
+        assert "does not say how surprising" in page.inner_text("#memories li")
+        assert page.locator("#memories li button:has-text('Surprise')").count() == 0
+        page.click("#memories li button:has-text('Fork')")
+        page.click("#fork")  # without a text it knows as little
+        page.wait_for_selector("#memories li:nth-child(2)")
+        assert page.is_hidden("#picture")
+        read(page)
+        assert page.locator("#memories li button:has-text('Surprise')").count() == 1
 
 
 def test_by_keyboard_on_a_phone_in_the_dark(address):

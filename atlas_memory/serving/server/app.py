@@ -23,13 +23,16 @@ from atlas_memory.serving.server.memories import Memories
 from atlas_memory.serving.server.service import Service
 from atlas_memory.serving.server.store import Store
 
-STATUSES = (400, 401, 403, 404, 408, 413, 503)
+STATUSES = (400, 401, 403, 404, 408, 413, 415, 503)
 router = APIRouter()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """name: of the model. memories: kept from the start. store: where those to come are kept."""
+    """name: of the model. memories: kept from the start. store: where those to come are kept.
+
+    more: routes of floors above this one, such as the demo's.
+    """
 
     name: str
     access: Access = field(default_factory=Access)
@@ -37,6 +40,7 @@ class Settings:
     capacity: Capacity = field(default_factory=Capacity)
     memories: tuple[MemoryFile, ...] = ()
     store: Store | None = None
+    more: tuple[APIRouter, ...] = ()
 
 
 def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
@@ -48,7 +52,7 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
         engine = Engine(loaded.model, settings.capacity, loop.call_soon_threadsafe)
         memories = Memories(settings.limits, settings.store)
         for file in settings.memories:
-            memories.hold(Kept(file.memory, ", ".join(file.sources)))
+            memories.hold(Kept.given(file, loaded.model.config.vocab_size, settings.limits.shown))
         app.state.service = Service(settings.name, loaded, engine, memories, settings.limits)
         try:
             yield
@@ -69,7 +73,8 @@ def create_app(loaded: Loaded, settings: Settings) -> ASGIApp:
     errors.install(app)
     for part in (completions, memory_routes, operations, pages):
         app.include_router(part.router)
-    app.include_router(router)
+    for routes in (router, *settings.more):
+        app.include_router(routes)
     return Guard(app, settings.access, settings.limits, requests)
 
 

@@ -25,6 +25,7 @@ from atlas_memory.serving.server.service import Piece, Service
 from atlas_memory.serving.server.token_texts import Offsets
 
 router = APIRouter()
+DONE = "data: [DONE]\n\n"
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 256  # of a request that does not say how many
 
 
@@ -112,13 +113,13 @@ class Answered:
                     reused[piece.index] = piece.reused
                     if piece.text or piece.scores or piece.reason is not None:
                         choice = self.choice(piece, offsets[piece.index], chunk=True)
-                        yield _event({**head, "choices": [choice]})
+                        yield event({**head, "choices": [choice]})
         except ApiError as error:
-            yield _event(error.body())
+            yield event(error.body())
             return
         if self.asked.with_usage:
-            yield _event({**head, "choices": [], "usage": self.usage(written, reused)})
-        yield "data: [DONE]\n\n"
+            yield event({**head, "choices": [], "usage": self.usage(written, reused)})
+        yield DONE
 
 
 def _joined(one: Piece, two: Piece) -> Piece:
@@ -132,7 +133,7 @@ def _mean_logprob(piece: Piece) -> float:
     return sum(written) / max(1, len(written))
 
 
-def _event(body: dict[str, Any]) -> str:
+def event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body)}\n\n"
 
 

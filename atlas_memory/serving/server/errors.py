@@ -14,6 +14,10 @@ from starlette.responses import Response
 log = logging.getLogger("atlas.serve")
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 MAX_MESSAGE = 500
+NO_JSON = (
+    "the body is not said to be JSON; add the header `Content-Type: application/json`, with curl "
+    "-H 'Content-Type: application/json'"
+)
 
 
 class ApiError(Exception):
@@ -45,6 +49,11 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
+
+
 def install(app: FastAPI) -> None:
     """Every way in which a request can fail ends in the same form."""
 
@@ -55,6 +64,8 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
+        if tuple(first["loc"]) == ("body",) and not _is_json(request):
+            return ApiError(415, NO_JSON).response()
         where = ".".join(str(part) for part in first["loc"][1:])
         message = first["msg"].removeprefix("Value error, ")
         return ApiError(400, f"{where}: {message}" if where else message, where or None).response()

@@ -26,7 +26,10 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is told about a memory, which need not be in RAM."""
+    """What is told about a memory, which need not be in RAM.
+
+    shown: tokens of its text whose surprise is known; a file of `atlas memorize` holds none.
+    """
 
     id: str
     name: str
@@ -35,17 +38,19 @@ class Entry:
     position: int
     surprise: float
     num_bytes: int
+    shown: int
 
     def described(self) -> dict[str, Any]:
         told = asdict(self)
         return {"id": told.pop("id"), "object": "memory", "created": told.pop("created"), **told}
 
     @staticmethod
-    def of_header(name: str, header: dict[str, Any]) -> Entry:
+    def of_header(name: str, header: dict[str, Any], shown: int) -> Entry:
         """Of a stored file, by its header alone."""
         note = header["note"]
         known = {key: note[key] for key in ("name", "parent", "created", "num_bytes")}
-        return Entry(name, position=header["position"], surprise=header["surprise"], **known)
+        known |= {"position": header["position"], "surprise": header["surprise"], "shown": shown}
+        return Entry(name, **known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +84,7 @@ class Kept:
             memory.position,
             memory.surprise,
             memory.num_bytes,
+            len(self.tokens),
         )
 
     def fork(self, name: str) -> Kept:
@@ -107,6 +113,11 @@ class Kept:
         note, extra = file.note, file.extra
         parts = (note["name"], note["parent"], extra["tokens"], extra["bits"])
         return Kept(file.memory, *parts, id=name, created=note["created"])
+
+    @staticmethod
+    def given(file: MemoryFile, ids: int, shown: int) -> Kept:
+        """A new one from a file of whoever starts the server."""
+        return Kept.uploaded(file, ", ".join(file.sources)[:MAX_NAME], ids, shown)
 
     @staticmethod
     def uploaded(file: MemoryFile, name: str | None, ids: int, shown: int) -> Kept:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,9 +15,11 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from atlas_memory.serving.memory_file import to_bytes
-from atlas_memory.serving.server.errors import ApiError
+from atlas_memory.serving.server.completions import DONE, Events, event
+from atlas_memory.serving.server.errors import ApiError, json_response
+from atlas_memory.serving.server.kept import Entry
 from atlas_memory.serving.server.protocol import ForkRequest, MemoryRequest, Upload
-from atlas_memory.serving.server.service import Service
+from atlas_memory.serving.server.service import Service, Watch
 
 router = APIRouter()
 BODY = {
@@ -45,14 +49,37 @@ async def list_memories(request: Request) -> dict[str, Any]:
 
 
 @router.post("/v1/memories", openapi_extra=BODY)
-async def make_memory(request: Request) -> dict[str, Any]:
+async def make_memory(request: Request) -> Response:
     """A memory from a text, or from a memory file that is sent as multipart/form-data."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        return await _upload(request)
+        return json_response(await _upload(request))
     service, asked = Service.of(request), _parsed(await request.body())
     parent = None if asked.memory is None else await service.memories.load(asked.memory)
-    return (await service.read(asked.text, asked.name, parent)).described()
+    return await _respond(partial(service.read, asked.text, asked.name, parent), asked.stream)
+
+
+async def _respond(read: Callable[[Watch], Awaitable[Entry]], stream: bool | None) -> Response:
+    if stream:
+        return Events(_events(read))
+    return json_response((await read(lambda *_: None)).described())
+
+
+async def _events(read: Callable[[Watch], Awaitable[Entry]]) -> AsyncGenerator[str, None]:
+    """How far a reading has come, then the memory; leaving early ends it."""
+    heard: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+    work = asyncio.ensure_future(read(lambda done, total: heard.put_nowait((done, total))))
+    work.add_done_callback(lambda _: heard.put_nowait(None))
+    try:
+        while (progress := await heard.get()) is not None:
+            told = {"read": progress[0], "total": progress[1]}
+            yield event({"object": "memory.progress", **told})
+        yield event(work.result().described())
+        yield DONE
+    except ApiError as error:
+        yield event(error.body())
+    finally:
+        work.cancel()
 
 
 def _parsed(body: bytes) -> MemoryRequest:
@@ -97,14 +124,14 @@ async def surprise(name: str, request: Request) -> dict[str, Any]:
 
 
 @router.post("/v1/memories/{name}/fork")
-async def fork_memory(name: str, asked: ForkRequest, request: Request) -> dict[str, Any]:
+async def fork_memory(name: str, asked: ForkRequest, request: Request) -> Response:
     """A new memory that goes on from this one, which stays what it is."""
     service = Service.of(request)
     parent = await service.memories.load(name)
     if not asked.text:
-        return (await service.fork(parent, asked.name)).described()
+        return await _respond(lambda _: service.fork(parent, asked.name), asked.stream)
     named = parent.name if asked.name is None else asked.name
-    return (await service.read(asked.text, named, parent)).described()
+    return await _respond(partial(service.read, asked.text, named, parent), asked.stream)
 
 
 @router.get("/v1/memories/{name}/file")

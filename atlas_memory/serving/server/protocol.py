@@ -186,11 +186,12 @@ class ChatRequest(Asked):
 
 
 class MemoryRequest(Strict):
-    """text: what to read. memory: the id of one to read on from."""
+    """text: what to read. memory: the id of one to read on from. stream: tell how far it is."""
 
     text: Text
     name: Name | None = None
     memory: Name | None = None
+    stream: bool | None = None
 
 
 class ForkRequest(Strict):
@@ -198,6 +199,7 @@ class ForkRequest(Strict):
 
     text: Text = ""
     name: Name | None = None
+    stream: bool | None = None
 
 
 class Upload(Strict):

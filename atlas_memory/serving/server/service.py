@@ -21,6 +21,7 @@ from atlas_memory.serving.jobs import (
     Failed,
     Finished,
     Job,
+    Progress,
     Prompt,
     Reading,
     Ticket,
@@ -43,6 +44,7 @@ TEMPLATE = (
     "{% endfor %}Assistant:"
 )
 TEMPLATE_STOPS = ("\n\nUser:",)  # a model that was never taught to stop would speak for the user
+Watch = Callable[[int, int], None]  # tokens read, of so many
 REASONS = {"stop": "stop", "length": "length", "time": "length"}
 
 
@@ -200,14 +202,17 @@ class Service:
             for ticket in tickets:
                 ticket.cancel()
 
-    async def read(self, text: str, name: str | None, parent: Kept | None) -> Entry:
+    async def read(
+        self, text: str, name: str | None, parent: Kept | None, watch: Watch = lambda *_: None
+    ) -> Entry:
         """Read a text as a new memory or behind an old one, which stays, and keep what it made."""
         with self.memories.place():
             tokens = await self.encode(text)
             if not len(tokens):
                 raise ApiError(400, "the text is empty; give at least one character", "text")
             before = None if parent is None else parent.memory
-            made = await self._made(Reading(tokens, before, "" if parent is None else parent.id))
+            job = Reading(tokens, before, "" if parent is None else parent.id)
+            made = await self._made(job, watch)
             assert made.memory is not None and made.bits is not None
             shown, unpredicted = self.limits.shown, len(tokens) - len(made.bits)
             kept = Kept(
@@ -241,9 +246,11 @@ class Service:
         self.check.trial(file.memory, what)
         return Kept.uploaded(file, name, self.loaded.model.config.vocab_size, self.limits.shown)
 
-    async def _made(self, job: Reading) -> Finished:
+    async def _made(self, job: Reading, watch: Watch) -> Finished:
+        watch(0, len(job.tokens))
         async with aclosing(self._events([job], [])) as events:
-            _, event = await anext(events)
+            while isinstance(event := (await anext(events))[1], Progress):
+                watch(event.read, len(job.tokens))
         assert isinstance(event, Finished)
         if event.reason == "time":
             raise ApiError(503, f"not read within {self.limits.seconds:g} seconds")

@@ -64,10 +64,11 @@ class Store:
         try:
             with safe_open(path, framework="pt") as file:
                 header = parsed(file.metadata() or {}, str(path))
+                shown = file.get_slice("note.tokens").get_shape()[0]
         except SafetensorError as error:
             raise ValueError(f"it is no whole memory file: {error}") from error
         Fingerprint(**header["model"]).require(self._own, str(path))
-        return Entry.of_header(path.stem, header)
+        return Entry.of_header(path.stem, header, shown)
 
     def write(self, kept: Kept) -> None:
         save_file(kept.file(), self._path(kept.id))

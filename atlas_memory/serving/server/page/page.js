@@ -7,6 +7,7 @@ let memories = [];
 let shown = null; // id of the memory whose surprise is shown
 let forking = null; // id of the memory to be forked
 let asking = null; // AbortController of the answers that run
+let demonstrating = null; // AbortController of the demo that runs
 
 // ---- the server ---------------------------------------------------------------------------------
 
@@ -49,6 +50,36 @@ async function* events(response) {
       yield event;
     }
   }
+}
+
+// Posts a body, shows how far the server has come, and gives its last event.
+async function watched(place, things, path, body, signal) {
+  const [bar, words] = find(place).children;
+  const shows = (share, text) => { bar.value = share; words.textContent = text; };
+  shows(0, "waiting for the server");
+  find(place).hidden = false;
+  let last = null;
+  let begin = null;
+  try {
+    for await (const event of events(await call("POST", path, { ...body, stream: true }, signal))) {
+      last = event;
+      if (!event.object.endsWith(".progress")) continue;
+      begin = begin || { time: performance.now(), read: event.read };
+      shows(event.read / event.total, progressed(event, begin, things));
+    }
+  } finally {
+    find(place).hidden = true;
+  }
+  return last;
+}
+
+// "1,024 of 4,096 tokens, 3 s left"; how long one takes is not known before the first of them.
+function progressed({ read, total }, begin, things) {
+  const done = `${read.toLocaleString("en")} of ${total.toLocaleString("en")} ${things}`;
+  if (read <= begin.read) return done;
+  const seconds = ((performance.now() - begin.time) / 1000 / (read - begin.read)) * (total - read);
+  const minutes = Math.floor(seconds / 60);
+  return `${done}, ${minutes ? `${minutes} min ` : ""}${Math.ceil(seconds % 60)} s left`;
 }
 
 // ---- parts of the page -----------------------------------------------------------------------------
@@ -109,8 +140,11 @@ function entry(memory) {
   const bits = memory.surprise.toFixed(2);
   item.append(element("strong", name), element("p", `${memory.position} tokens, ${bits} bits per token`, "quiet"));
   const row = element("div", undefined, "row");
+  const unknown = element("span", "Its file does not say how surprising its text was.", "quiet");
   row.append(
-    button("Surprise", `Surprise of ${name}`, (e) => work(e.target, () => picture(memory.id))),
+    memory.shown
+      ? button("Surprise", `Surprise of ${name}`, (e) => work(e.target, () => picture(memory.id)))
+      : unknown,
     button("Fork", `Fork ${name}`, () => openFork(memory)),
     button("Download", `Download ${name}`, (e) => work(e.target, () => download(memory))),
     button("Delete", `Delete ${name}`, (e) => work(e.target, () => forget(memory))),
@@ -133,7 +167,8 @@ function choices(select, nothing) {
 }
 
 async function readText() {
-  const made = await json("POST", "v1/memories", { text: find("text").value, name: find("name").value });
+  const body = { text: find("text").value, name: find("name").value };
+  const made = await watched("reading", "tokens", "v1/memories", body);
   await refresh();
   find("memory-a").value = made.id;
   await picture(made.id);
@@ -150,13 +185,13 @@ function openFork(memory) {
 async function fork() {
   const body = { text: find("fork-text").value, name: find("fork-name").value };
   const parent = forking;
-  const made = await json("POST", `v1/memories/${parent}/fork`, body);
+  const made = await watched("forking", "tokens", `v1/memories/${parent}/fork`, body);
   find("forker").hidden = true;
   find("fork-text").value = "";
   await refresh();
   find("memory-a").value = parent;
   find("memory-b").value = made.id;
-  await picture(made.id);
+  if (made.shown) await picture(made.id);
 }
 
 async function download(memory) {
@@ -251,7 +286,103 @@ async function ask() {
   }
 }
 
+// ---- the demo -----------------------------------------------------------------------------------
+
+async function openDemo() {
+  if (find("demo-words-known").textContent) return;
+  const { names, verbs, places } = await json("GET", "v1/demo");
+  const known = `Names: ${names.join(", ")}. Verbs: ${verbs.join(", ")}. Places: ${places.join(", ")}.`;
+  find("demo-words-known").textContent = known;
+}
+
+async function demonstrate() {
+  const body = { words: Number(find("demo-words").value), seed: Number(find("demo-seed").value) };
+  const facts = find("demo-facts").value.trim();
+  const question = find("demo-ask").value.trim();
+  if (facts) body.facts = facts;
+  if (question) body.ask = question;
+  demonstrating = new AbortController();
+  find("demo-stop").disabled = false;
+  try {
+    found(await watched("demonstrating", "words", "v1/demo", body, demonstrating.signal));
+  } finally {
+    find("demo-stop").disabled = true;
+  }
+}
+
+function found(result) {
+  const one = result.answers[0];
+  find("demo-question").textContent = one.question;
+  find("demo-figures").replaceChildren(
+    figure("the truth", one.truth),
+    figure("the memory", one.answer, one.answer === one.truth),
+    figure(`a window of ${result.window} words`, one.window_answer, one.window_answer === one.truth),
+    figure("the memory's state, which does not grow", size(result.state_bytes)),
+    figure("the cache of a Transformer of this width", size(result.cache_bytes)),
+    figure("words", result.words.toLocaleString("en"), undefined,
+      `${Math.round(result.words_per_second).toLocaleString("en")} a second, ${result.admitted.toLocaleString("en")} admitted`),
+  );
+  find("demo-hidden").replaceChildren(...one.facts.map((fact) => {
+    const item = element("li", fact.text);
+    item.prepend(element("span", fact.position.toLocaleString("en"), "quiet"));
+    return item;
+  }));
+  strip(result.picture.parts, one.facts, result.words);
+  const { facts, others } = result.picture;
+  find("demo-passages").replaceChildren(
+    element("h3", "Around the facts"), ...facts.map(passage),
+    element("h3", "What else it admitted"), ...(others.length ? others.map(passage) : [element("p", "Nothing.")]),
+  );
+  find("demo-result").hidden = false;
+}
+
+function figure(name, value, right, more) {
+  const made = element("div");
+  const shown = element("dd", value, right === undefined ? "" : right ? "right" : "wrong");
+  const note = right === undefined ? more : right ? "right" : "wrong";
+  if (note) shown.append(" ", element("small", note));
+  made.append(element("dt", name), shown);
+  return made;
+}
+
+function size(bytes) {
+  for (const [unit, least] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]]) {
+    if (bytes >= least) return `${Number((bytes / least).toPrecision(3))} ${unit}`;
+  }
+  return `${bytes} B`;
+}
+
+function strip(parts, facts, words) {
+  const wide = 1000 / parts.length;
+  const bars = parts.map((gate, n) => (gate ? `M${n * wide} 100v${-80 * gate}h${wide}v${80 * gate}z` : ""));
+  find("demo-gates").setAttribute("d", bars.join(""));
+  const marks = facts.map((fact) => `M${(1000 * fact.position) / words - 6} 0h12l-6 14z`);
+  find("demo-marks").setAttribute("d", marks.join(""));
+}
+
+function passage({ position, words, gates, hidden }) {
+  const made = element("p", undefined, "passage");
+  made.append(element("b", `from word ${position.toLocaleString("en")}`));
+  words.forEach((word, n) => {
+    const level = gates[n] > 0 ? `open h${Math.max(1, Math.min(9, Math.round(9 * gates[n])))}` : "";
+    const span = element("span", word, `${hidden[n] ? "fact " : ""}${level}`.trim());
+    if (gates[n] > 0) span.title = gates[n].toFixed(3);
+    made.append(span, " ");
+  });
+  return made;
+}
+
 // ---- everything together ------------------------------------------------------------------------
+
+// The part of the page that the address names.
+function turn() {
+  const demo = location.hash === "#demo";
+  find("demo").hidden = !demo;
+  find("memories-of-texts").hidden = demo;
+  find(demo ? "to-memories" : "to-demo").removeAttribute("aria-current");
+  find(demo ? "to-demo" : "to-memories").setAttribute("aria-current", "page");
+  if (demo) work(null, openDemo);
+}
 
 async function start() {
   await refresh();
@@ -273,6 +404,7 @@ function submits(form, control, act) {
 submits("reader", "read", readText);
 submits("forker", "fork", fork);
 submits("asker", "ask", ask);
+submits("demonstrator", "demonstrate", demonstrate);
 find("access").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", find("token").value);
@@ -286,8 +418,11 @@ find("file").addEventListener("change", (event) => work(null, async () => {
 }));
 find("fork-cancel").addEventListener("click", () => { find("forker").hidden = true; });
 find("stop").addEventListener("click", () => asking && asking.abort());
+find("demo-stop").addEventListener("click", () => demonstrating && demonstrating.abort());
 find("surprise").addEventListener("keydown", step);
 find("surprise").addEventListener("pointermove", (event) => {
   if (event.target.dataset && "bits" in event.target.dataset) point(event.target);
 });
+window.addEventListener("hashchange", turn);
 work(null, start);
+turn();
