@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from atlas_memory.cache import AtlasCache as AtlasCache
     from atlas_memory.config import AtlasConfig as AtlasConfig
     from atlas_memory.family import variants as variants
+    from atlas_memory.inspection.trace import (
+        Trace as Trace,
+    )
+    from atlas_memory.inspection.trace import (
+        trace as trace,
+    )
     from atlas_memory.layers.memory_layer import MemoryLayer as MemoryLayer
     from atlas_memory.layers.mesa_layer import MesaLayer as MesaLayer
     from atlas_memory.memory import (
@@ -107,6 +113,13 @@ if TYPE_CHECKING:
     from atlas_memory.model import (
         AtlasModel as AtlasModel,
     )
+    from atlas_memory.reading.prefix_cache import PrefixCache as PrefixCache
+    from atlas_memory.reading.read import (
+        Memory as Memory,
+    )
+    from atlas_memory.reading.read import (
+        read as read,
+    )
     from atlas_memory.retrofitting.build import (
         base_of as base_of,
     )
@@ -115,19 +128,6 @@ if TYPE_CHECKING:
     )
     from atlas_memory.retrofitting.config import RetrofitConfig as RetrofitConfig
     from atlas_memory.retrofitting.model import RetrofittedForCausalLM as RetrofittedForCausalLM
-    from atlas_memory.serving.prefix_cache import PrefixCache as PrefixCache
-    from atlas_memory.serving.reading import (
-        Memory as Memory,
-    )
-    from atlas_memory.serving.reading import (
-        read as read,
-    )
-    from atlas_memory.serving.trace import (
-        Trace as Trace,
-    )
-    from atlas_memory.serving.trace import (
-        trace as trace,
-    )
 
 _HOMES = {
     "memory": (
@@ -144,9 +144,9 @@ _HOMES = {
     "retrofitting.build": "base_of retrofit",
     "retrofitting.config": "RetrofitConfig",
     "retrofitting.model": "RetrofittedForCausalLM",
-    "serving.prefix_cache": "PrefixCache",
-    "serving.reading": "Memory read",
-    "serving.trace": "Trace trace",
+    "reading.prefix_cache": "PrefixCache",
+    "reading.read": "Memory read",
+    "inspection.trace": "Trace trace",
     "family": "variants",
     "demo": "demo",
 }

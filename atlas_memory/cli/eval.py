@@ -47,7 +47,7 @@ def run(
     from atlas_memory.cli.train import say
     from atlas_memory.evaluation.harness import Options
     from atlas_memory.evaluation.suite import evaluate, require_tasks
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.reading.loading import load_run
 
     names = require_tasks(task)
     chosen_lengths = _lengths(lengths)

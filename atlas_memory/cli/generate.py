@@ -14,8 +14,8 @@ from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from atlas_memory.serving.loading import Loaded
-    from atlas_memory.serving.reading import Memory
+    from atlas_memory.reading.loading import Loaded
+    from atlas_memory.reading.read import Memory
 
 FILE = "A text of any size to read first."
 SAMPLE = "Draw tokens; the default is the most probable one. Implied by the options below."
@@ -62,8 +62,8 @@ def run(
 
     import torch
 
-    from atlas_memory.serving.generation import generation_config
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.reading.generation import generation_config
+    from atlas_memory.reading.loading import load_run
 
     loaded = load_run(run_folder, precision, tokenizer)
     config = generation_config(loaded.model, changes)
@@ -77,9 +77,9 @@ def run(
 
 def _require(run: Path, precision: str | None, memory: Path | None, text: str | None) -> None:
     """All that can be wrong with paths is told before torch is imported."""
-    from atlas_memory.serving.loading import require_run
-    from atlas_memory.serving.memory_head import require_memory_file
-    from atlas_memory.serving.text import require_texts
+    from atlas_memory.reading.loading import require_run
+    from atlas_memory.reading.memory_head import require_memory_file
+    from atlas_memory.reading.text import require_texts
 
     require_run(run, precision)
     if memory is not None:
@@ -113,9 +113,9 @@ def _setting(text: str) -> tuple[str, Any]:
 def _known(loaded: Loaded, source: str | None, memory: Path | None) -> Memory | None:
     """The memory of the file given, and of the text read behind it."""
     from atlas_memory.cli.progress import Progress
-    from atlas_memory.serving.memory_file import load
-    from atlas_memory.serving.reading import read_blocks
-    from atlas_memory.serving.text import open_text
+    from atlas_memory.reading.memory_file import load
+    from atlas_memory.reading.read import read_blocks
+    from atlas_memory.reading.text import open_text
 
     known = None if memory is None else load(memory, loaded.model).memory
     if source is None:
@@ -156,7 +156,7 @@ def _converse(loaded: Loaded, known: Memory | None, prompt: str, config: Generat
 def _write(
     loaded: Loaded, known: Memory | None, prompt: str, config: GenerationConfig, write: Any
 ) -> Memory:
-    from atlas_memory.serving.generation import Stream, generate
+    from atlas_memory.reading.generation import Stream, generate
 
     ids = next(loaded.tokenizer.encode([prompt.encode()])).tolist() if prompt else []
     return generate(loaded.model, known, ids, config, Stream(loaded.tokenizer, write))

@@ -33,11 +33,11 @@ def run(
     import json
 
     from atlas_memory.cli.train import say
-    from atlas_memory.serving.loading import load_run, require_run
+    from atlas_memory.reading.loading import load_run, require_run
 
     require_run(run_folder, precision)
-    from atlas_memory.serving.report import describe, excerpt, page
-    from atlas_memory.serving.trace import trace
+    from atlas_memory.inspection.report import describe, excerpt, page
+    from atlas_memory.inspection.trace import trace
 
     loaded = load_run(run_folder, precision, tokenizer)
     read = excerpt(text, loaded.tokenizer, tokens)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from atlas_memory.serving.memory_head import require_memory_file
+from atlas_memory.reading.memory_head import require_memory_file
 
 if TYPE_CHECKING:
-    from atlas_memory.serving.loading import Loaded
-    from atlas_memory.serving.reading import Memory
-    from atlas_memory.serving.text import Bookmark, Text
+    from atlas_memory.reading.loading import Loaded
+    from atlas_memory.reading.read import Memory
+    from atlas_memory.reading.text import Bookmark, Text
 
 RUN = "A run of `atlas train`, or a folder with a saved model and its tokenizer."
 FILES = "Text, .jsonl(.gz) or .parquet, read in this order as one text; - is standard input."
@@ -56,8 +56,8 @@ def run(
     zcat dump.gz | atlas memorize runs/quickstart - --out dump.memory;
     atlas generate runs/quickstart --memory book.memory --prompt "The moral is"
     """
-    from atlas_memory.serving.loading import load_run, require_run
-    from atlas_memory.serving.text import open_text, require_texts
+    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.text import open_text, require_texts
 
     require_run(run_folder, precision)
     require_texts(files)
@@ -85,15 +85,15 @@ def _require_new(out: Path, resume: bool) -> None:
         raise ValueError(
             f"{partial_file(out)} holds an interrupted reading; go on with --resume, or remove it"
         )
-    from atlas_memory.serving.memory_file import require_writable
+    from atlas_memory.reading.memory_file import require_writable
 
     require_writable(out)
 
 
 def _start(loaded: Loaded, out: Path, memory: Path | None, resume: bool, block: int) -> Reading:
     from atlas_memory.cli.train import say
-    from atlas_memory.serving.memory_file import load
-    from atlas_memory.serving.text import Bookmark
+    from atlas_memory.reading.memory_file import load
+    from atlas_memory.reading.text import Bookmark
 
     partial = partial_file(out)
     if resume and partial.exists():
@@ -111,7 +111,7 @@ def _start(loaded: Loaded, out: Path, memory: Path | None, resume: bool, block: 
 def _read(loaded: Loaded, text: Text, reading: Reading, out: Path, save_every: float) -> Memory:
     """Block by block; what is known is a value, so it can be saved whenever one asks to stop."""
     from atlas_memory.cli.progress import Progress
-    from atlas_memory.serving.reading import read_blocks
+    from atlas_memory.reading.read import read_blocks
 
     known, saved = reading.memory, time.monotonic()
     progress = Progress(text, reading.base, reading.bookmark.tokens if reading.bookmark else 0)
@@ -141,7 +141,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _save_partial(known: Memory, text: Text, reading: Reading, out: Path) -> None:
-    from atlas_memory.serving.memory_file import save
+    from atlas_memory.reading.memory_file import save
 
     place = text.bookmark(known.position - reading.base).to_dict()
     kept = {"block": reading.block, "base": reading.base, "bookmark": place}
@@ -160,7 +160,7 @@ def _stop(known: Memory | None, text: Text, reading: Reading, out: Path) -> NoRe
 
 def _finish(known: Memory, out: Path, sources: tuple[str, ...], as_json: bool) -> None:
     from atlas_memory.cli.memory import describe
-    from atlas_memory.serving.memory_file import save
+    from atlas_memory.reading.memory_file import save
 
     save(known, out, sources)
     partial_file(out).unlink(missing_ok=True)

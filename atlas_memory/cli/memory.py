@@ -27,10 +27,10 @@ def run(
 
 def describe(file: Path) -> dict[str, Any]:
     """What the header says, and the sizes."""
-    from atlas_memory.serving.memory_head import require_memory_file
+    from atlas_memory.reading.memory_head import require_memory_file
 
     require_memory_file(file)
-    from atlas_memory.serving.memory_file import inspect, restored
+    from atlas_memory.reading.memory_file import inspect, restored
 
     contents = inspect(file)
     header, model = contents.header, contents.header["model"]

@@ -11,8 +11,8 @@ import typer
 from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
 
 if TYPE_CHECKING:
+    from atlas_memory.reading.loading import Loaded
     from atlas_memory.serving.engine import Capacity
-    from atlas_memory.serving.loading import Loaded
     from atlas_memory.serving.server.app import Settings
     from atlas_memory.serving.server.guard import Access
     from atlas_memory.serving.server.limits import Limits
@@ -72,8 +72,8 @@ def run(
     if run_folder is None:
         raise ValueError("no RUN to serve; give a folder of `atlas train`, or `run` in --config")
     from atlas_memory.cli.serve_config import size
+    from atlas_memory.reading.loading import load_run
     from atlas_memory.serving.engine import Capacity
-    from atlas_memory.serving.loading import load_run
     from atlas_memory.serving.server.limits import Limits
 
     capacity = Capacity(rows, block, waiting, size("--prefix-cache", prefix_cache))
@@ -107,7 +107,7 @@ def _require_extra() -> None:
 def _settings(
     loaded: Loaded, name: str, limits: Limits, capacity: Capacity, memories: list[Path]
 ) -> Settings:
-    from atlas_memory.serving.memory_file import load
+    from atlas_memory.reading.memory_file import load
     from atlas_memory.serving.server.app import Settings
 
     if len(memories) > limits.memories:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atlas_memory.experiments.experiment import Cell, Workspace
 
 if TYPE_CHECKING:
-    from atlas_memory.serving.loading import Loaded
+    from atlas_memory.reading.loading import Loaded
     from atlas_memory.training.prepare import Prepared
     from atlas_memory.training.recipe import Recipe
 
@@ -66,7 +66,7 @@ def prepared(recipe: Recipe, workspace: Workspace) -> Prepared:
 
 
 def train_prepared(what: Prepared, workspace: Workspace) -> tuple[Loaded, dict[str, Any]]:
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.reading.loading import load_run
     from atlas_memory.training.run import run
     from atlas_memory.training.run_folder import RunFolder
 

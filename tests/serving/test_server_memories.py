@@ -6,7 +6,7 @@ from saved import greedy
 from served import client, open_files, serving, small
 
 import atlas_memory as am
-from atlas_memory.serving.memory_file import MemoryFile, inspect
+from atlas_memory.reading.memory_file import MemoryFile, inspect
 from atlas_memory.serving.server.limits import Limits
 
 TEXT = "The tide came in. \u2603 The tide went out. " * 9

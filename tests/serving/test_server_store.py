@@ -16,8 +16,8 @@ from served import client, serving, small, upload
 
 import atlas_memory as am
 from atlas_memory.family import variants
+from atlas_memory.reading.memory_file import MemoryFile, _checksum, inspect_bytes, to_bytes
 from atlas_memory.serving.memory_check import MemoryCheck
-from atlas_memory.serving.memory_file import MemoryFile, _checksum, inspect_bytes, to_bytes
 from atlas_memory.serving.server.limits import Limits
 from atlas_memory.serving.server.store import Store
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from atlas_memory.serving.memory_file import to_bytes
+from atlas_memory.reading.memory_file import to_bytes
 from atlas_memory.serving.server.errors import ApiError
 from atlas_memory.serving.server.protocol import ForkRequest, MemoryRequest, Upload
 from atlas_memory.serving.server.service import Service
