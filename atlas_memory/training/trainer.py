@@ -31,6 +31,7 @@ from atlas_memory.training import checkpoints
 from atlas_memory.training.divergence import report
 from atlas_memory.training.run_folder import RunFolder
 from atlas_memory.training.stream import Stream
+from atlas_memory.training.weight_decay import decayed_names
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 DATA = "data.json"
@@ -106,9 +107,7 @@ class AtlasTrainer(Trainer):
         return report(folder, model, self._batch, self.state.global_step, what)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices decay; norms, biases and the feature map's log coefficients do not."""
-        named = model.named_parameters()
-        return [n for n, p in named if p.ndim >= 2 and not n.endswith("log_coefficients")]
+        return decayed_names(model)
 
     # ---- validation ------------------------------------------------------------------------
 
