@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -24,7 +24,7 @@ INTERACTIVE = "Ask for more text after each answer; what was said is remembered.
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: RunFolder,
     source: Annotated[str | None, typer.Argument(metavar="[-]", help="- reads stdin.")] = None,
     prompt: Annotated[str | None, typer.Option(help="The text to go on with.")] = None,
     file: Annotated[str | None, typer.Option(help=FILE)] = None,
@@ -39,9 +39,9 @@ def run(
     repetition_penalty: Annotated[float | None, typer.Option(min=1e-3, help="1 is none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help=SET)] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write what follows; tokens appear as they come.
 

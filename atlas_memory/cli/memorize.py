@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
 from atlas_memory.reading.memory_head import require_memory_file
 
 if TYPE_CHECKING:
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
     from atlas_memory.reading.read import Memory
     from atlas_memory.reading.text import Bookmark, Text
 
-RUN = "A run of `atlas train`, or a folder with a saved model and its tokenizer."
 FILES = "Text, .jsonl(.gz) or .parquet, read in this order as one text; - is standard input."
 SAVE = "Seconds between two saves of an unfinished reading."
-PRECISION = "float32, bfloat16, float16 or float64; the model's own if left out."
-TOKENIZER = "bytes, a file, folder or name; the model's own if left out."
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,16 @@ class Reading:
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: RunFolder,
     files: Annotated[list[str], typer.Argument(help=FILES)],
     out: Annotated[Path, typer.Option(help="The memory file to write.")],
     memory: Annotated[Path | None, typer.Option(help="A memory to read on from.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
     save_every: Annotated[float, typer.Option(min=0, help=SAVE)] = 60.0,
     block: Annotated[int, typer.Option(min=1, help="Tokens of one forward pass.")] = 4096,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read texts of any length, in constant memory, into a memory file.
 

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
+
 
 def run(
     file: Annotated[Path, typer.Argument(help="A file of `atlas memorize`.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Describe a memory file, and check that it is whole.
 

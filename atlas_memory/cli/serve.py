@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+from atlas_memory.cli.options import RUN, Precision, Tokenizer
 
 if TYPE_CHECKING:
     from atlas_memory.reading.loading import Loaded
@@ -59,8 +59,8 @@ def run(
     resident: Annotated[str, typer.Option(metavar="SIZE", help="Of stored ones in RAM.")] = "1GB",
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="Of a memory file.")] = "256MB",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that a request may take.")] = 300,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Answer OpenAI's clients at /v1 and a browser at /.
 

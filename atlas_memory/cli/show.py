@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
 from atlas_memory.names import size_names, suggest, variant_names
 
 NAME = "A name from `atlas list`, or the folder of a retrofitted model."
@@ -19,7 +20,7 @@ def run(
     size: Annotated[str, typer.Option(help="tiny, small, 170m, 340m, 760m or 1.3b.")] = "small",
     vocab_size: Annotated[int | None, typer.Option(help="Default: the size's own.")] = None,
     context: Annotated[int, typer.Option(help="Tokens before the one that FLOPs count.")] = 4096,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model: its row of the paper's Table 1, parameters, state and FLOPs per token.
 
