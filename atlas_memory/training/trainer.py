@@ -90,7 +90,12 @@ class AtlasTrainer(Trainer):
             self.stream.give(outputs.past_key_values)
         if not math.isfinite(value := loss.item()):
             raise self._diverged(f"the loss is {value}")
+        loss = self.taught(loss, outputs, inputs)
         return (loss, outputs) if return_outputs else loss
+
+    def taught(self, loss: Tensor, outputs: Any, inputs: dict[str, Any]) -> Tensor:
+        """What is learned from a batch: its own loss, unless there is a teacher."""
+        return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """Clip, and stop before a gradient that is no number reaches the weights."""
