@@ -5,7 +5,7 @@ import re
 import pytest
 from browser import needs_chromium, open_page
 from saved import greedy
-from served import client, serving, small
+from served import client, serving
 
 import atlas_memory as am
 from atlas_memory.serving.server.guard import Access
@@ -13,11 +13,6 @@ from atlas_memory.serving.server.pages import PAGE
 
 pytestmark = needs_chromium
 TEXT = "The tide came in. The tide went out. " * 6
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return small()
 
 
 @pytest.fixture
