@@ -88,8 +88,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
     """A byte-level BPE: every text has ids, and its ids give the text back."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 258:
         raise ValueError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least 258 ids")
@@ -120,8 +119,7 @@ def _from_file(path: Path) -> Any:
 
 def _byte_tokenizer() -> Any:
     """BPE without merges over the bytes; the id of a byte is the byte."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers
 
     backend = Backend(models.BPE(vocab=byte_symbols(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
