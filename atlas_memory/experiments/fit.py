@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,6 @@ def labelled_loss(model: Any, batch: Any) -> Tensor:
     asked = labels != IGNORED
     hidden = model.model(ids, use_cache=False).last_hidden_state[asked]
     return F.cross_entropy(model.lm_head(hidden).float(), labels[asked])
-
-
-@torch.no_grad()
-def labelled_accuracy(model: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Share of labelled positions that an AtlasForCausalLM answers right."""
-    right, count = 0, 0
-    for ids, labels in batches:
-        asked = labels != IGNORED
-        hidden = model.model(ids, use_cache=False).last_hidden_state[asked]
-        right += int((model.lm_head(hidden).argmax(-1) == labels[asked]).sum())
-        count += int(asked.sum())
-    return right / max(count, 1)
 
 
 def learning_rate_at(

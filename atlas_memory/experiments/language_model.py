@@ -36,6 +36,26 @@ def published(size: str) -> Recipe:
     return load_recipe(find_recipe(size))
 
 
+# Settings of the same experiments with models that learn on a CPU.
+SMOKE_TEXT: dict[str, Any] = {
+    "data": "python",
+    "tokenizer": "bytes",
+    "size": "tiny",
+    "parameters": 20_000,
+    "steps": 2,
+    "learning_rate": 4e-3,
+    "warmup": 1,
+    "validation_tokens": 512,
+}
+SMALL_TEXT = SMOKE_TEXT | {
+    "data": "enwik8",
+    "parameters": 200_000,
+    "steps": 600,
+    "warmup": 20,
+    "validation_tokens": 65_536,
+}
+
+
 def published_text(size: str) -> dict[str, Any]:
     """The same as settings of the experiments that compare language models on text."""
     data, train = published(size).data, published(size).train

@@ -32,8 +32,6 @@ PUBLISHED_TASKS = {
     "selective_copying": 3,
     "memorization": 4,
 }
-# the same benchmark by others: Poli et al. as reprinted with DeltaNet, for memorization
-ELSEWHERE = {"transformer_plus": 85.2, "mamba": 89.5, "gla": 63.3, "deltanet": 52.8}
 
 PAPER: dict[str, Any] = {
     "difficulties": {name: mad.settings(name) for name in mad.TASKS},
