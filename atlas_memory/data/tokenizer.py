@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from atlas_memory.data.documents import Document
+from atlas_memory.names import reason
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"  # what makes rows of a batch equally long; nothing is ever predicted there
@@ -79,10 +80,9 @@ def load_tokenizer(name: str) -> Tokenizer:
         return Tokenizer(name, AutoTokenizer.from_pretrained(name))
     except Exception as error:
         # transformers raises OSError, ValueError or what a broken file makes of it
-        reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"tokenizer {name!r} is neither bytes, a tokenizer.json, a folder nor a name that "
-            f"Hugging Face knows: {reason}"
+            f"Hugging Face knows: {reason(error)}"
         ) from error
 
 

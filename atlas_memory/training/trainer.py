@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import Trainer
 
+from atlas_memory.names import reason
 from atlas_memory.training import checkpoints
 from atlas_memory.training.divergence import report
 from atlas_memory.training.run_folder import RunFolder
@@ -191,10 +192,10 @@ class AtlasTrainer(Trainer):
         older = [p.name for p in checkpoints.checkpoints(folder)]
         free = shutil.disk_usage(folder).free / 1e6
         left = f"{older[-1]} is intact" if older else "there is no older one"
-        reason = str(error).strip().split("\n")[0]
         return checkpoints.SaveError(
-            f"{name} could not be written to {folder}: {reason} ({free:,.0f} MB free); {left}; "
-            f"make room, then go on with: atlas train {self.surroundings.folder.path} --resume"
+            f"{name} could not be written to {folder}: {reason(error)} ({free:,.0f} MB free); "
+            f"{left}; make room, then go on with: "
+            f"atlas train {self.surroundings.folder.path} --resume"
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
