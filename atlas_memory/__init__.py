@@ -12,122 +12,58 @@ if TYPE_CHECKING:
     from atlas_memory.cache import AtlasCache as AtlasCache
     from atlas_memory.config import AtlasConfig as AtlasConfig
     from atlas_memory.family import variants as variants
+    from atlas_memory.inspection.trace import (
+        Trace as Trace,
+        trace as trace,
+    )
     from atlas_memory.layers.memory_layer import MemoryLayer as MemoryLayer
     from atlas_memory.layers.mesa_layer import MesaLayer as MesaLayer
     from atlas_memory.memory import (
         L2 as L2,
-    )
-    from atlas_memory.memory import (
         MLP as MLP,
-    )
-    from atlas_memory.memory import (
         ChannelRetention as ChannelRetention,
-    )
-    from atlas_memory.memory import (
         DotProduct as DotProduct,
-    )
-    from atlas_memory.memory import (
         Elementwise as Elementwise,
-    )
-    from atlas_memory.memory import (
         Exponential as Exponential,
-    )
-    from atlas_memory.memory import (
         FixedRetention as FixedRetention,
-    )
-    from atlas_memory.memory import (
         GatedMLP as GatedMLP,
-    )
-    from atlas_memory.memory import (
         Gates as Gates,
-    )
-    from atlas_memory.memory import (
         GradientDescent as GradientDescent,
-    )
-    from atlas_memory.memory import (
         Huber as Huber,
-    )
-    from atlas_memory.memory import (
         Identity as Identity,
-    )
-    from atlas_memory.memory import (
         Implicit as Implicit,
-    )
-    from atlas_memory.memory import (
         Lp as Lp,
-    )
-    from atlas_memory.memory import (
         LqRetention as LqRetention,
-    )
-    from atlas_memory.memory import (
         Matrix as Matrix,
-    )
-    from atlas_memory.memory import (
         MemorySpec as MemorySpec,
-    )
-    from atlas_memory.memory import (
         MemoryState as MemoryState,
-    )
-    from atlas_memory.memory import (
         MesaState as MesaState,
-    )
-    from atlas_memory.memory import (
         Momentum as Momentum,
-    )
-    from atlas_memory.memory import (
         Muon as Muon,
-    )
-    from atlas_memory.memory import (
         NoRetention as NoRetention,
-    )
-    from atlas_memory.memory import (
         Polynomial as Polynomial,
-    )
-    from atlas_memory.memory import (
         ScalarRetention as ScalarRetention,
-    )
-    from atlas_memory.memory import (
         Sketch as Sketch,
-    )
-    from atlas_memory.memory import (
         SoftmaxRetention as SoftmaxRetention,
-    )
-    from atlas_memory.memory import (
         compile_chunks as compile_chunks,
-    )
-    from atlas_memory.memory import (
         memorize as memorize,
-    )
-    from atlas_memory.memory import (
         mesa as mesa,
     )
     from atlas_memory.model import (
         AtlasForCausalLM as AtlasForCausalLM,
-    )
-    from atlas_memory.model import (
         AtlasModel as AtlasModel,
+    )
+    from atlas_memory.reading.prefix_cache import PrefixCache as PrefixCache
+    from atlas_memory.reading.read import (
+        Memory as Memory,
+        read as read,
     )
     from atlas_memory.retrofitting.build import (
         base_of as base_of,
-    )
-    from atlas_memory.retrofitting.build import (
         retrofit as retrofit,
     )
     from atlas_memory.retrofitting.config import RetrofitConfig as RetrofitConfig
     from atlas_memory.retrofitting.model import RetrofittedForCausalLM as RetrofittedForCausalLM
-    from atlas_memory.serving.prefix_cache import PrefixCache as PrefixCache
-    from atlas_memory.serving.reading import (
-        Memory as Memory,
-    )
-    from atlas_memory.serving.reading import (
-        read as read,
-    )
-    from atlas_memory.serving.trace import (
-        Trace as Trace,
-    )
-    from atlas_memory.serving.trace import (
-        trace as trace,
-    )
 
 _HOMES = {
     "memory": (
@@ -144,9 +80,9 @@ _HOMES = {
     "retrofitting.build": "base_of retrofit",
     "retrofitting.config": "RetrofitConfig",
     "retrofitting.model": "RetrofittedForCausalLM",
-    "serving.prefix_cache": "PrefixCache",
-    "serving.reading": "Memory read",
-    "serving.trace": "Trace trace",
+    "reading.prefix_cache": "PrefixCache",
+    "reading.read": "Memory read",
+    "inspection.trace": "Trace trace",
     "family": "variants",
     "demo": "demo",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import fields
 from hashlib import sha256
@@ -67,16 +68,13 @@ class AtlasConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **others: Any) -> None:
-        _refuse_unknown(others, type(self))
+        refuse_unknown(others, type(self))
         given = [{"mixer": "attention"}] if self.mixers is None else self.mixers
         if not given:
             raise ValueError("mixers=[]: give at least one; they are repeated over the layers")
         parsed = [m if not isinstance(m, dict) else mixer_from_dict(m) for m in given]
         self.mixers = [mixer_to_dict(mixer) for mixer in parsed]
-        if isinstance(self.memory, MemorySpec):
-            self.memory = self.memory.to_dict()
-        elif self.memory is not None:
-            self.memory = MemorySpec.from_dict(self.memory).to_dict()
+        self.memory = plain_memory(self.memory)
         _check_shape(self)
         super().__post_init__(**others)  # type: ignore[no-untyped-call]
 
@@ -132,7 +130,7 @@ def _override(plain: dict[str, Any], name: str, value: Any, config: type[AtlasCo
     head, _, path = name.partition(".")
     changes_memory = name == "memory" and isinstance(value, dict) and plain["memory"] is not None
     if not path and not changes_memory:
-        _refuse_unknown({name: value}, config)
+        refuse_unknown({name: value}, config)
         plain[name] = value
         return
     if head != "memory" or plain["memory"] is None:
@@ -153,12 +151,24 @@ def set_field(table: dict[str, Any], path: list[str], value: Any) -> None:
     table[last] = value
 
 
-def _refuse_unknown(given: dict[str, Any], config: type[AtlasConfig]) -> None:
+def plain_memory(memory: Any) -> dict[str, Any] | None:
+    """A MemorySpec, or the plain data of one, as plain data with every field."""
+    if memory is None:
+        return None
+    spec = memory if isinstance(memory, MemorySpec) else MemorySpec.from_dict(memory)
+    return spec.to_dict()
+
+
+def refuse_unknown(
+    given: dict[str, Any], config: type[PreTrainedConfig], hidden: Collection[str] = ()
+) -> None:
+    """A field that neither `config` nor transformers knows; `hidden` ones are not suggested."""
     known = {field.name for field in fields(config)} | OF_TRANSFORMERS
     for name in given:
         if name not in known and not name.startswith("_"):
-            own = [field for field in config.__annotations__ if field != "model_type"]
-            raise ValueError(f"unknown field {name!r} of AtlasConfig; {suggest(name, own)}")
+            own = [n for n in config.__annotations__ if n not in ("model_type", *hidden)]
+            what = f"unknown field {name!r} of {config.__name__}"
+            raise ValueError(f"{what}; {suggest(name, own)}")
 
 
 def _check_shape(config: AtlasConfig) -> None:

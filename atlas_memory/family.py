@@ -26,24 +26,30 @@ from atlas_memory.blocks import (
     mixer_to_dict,
 )
 from atlas_memory.layers.shapes_only import ShapesOnly, num_parameters
-from atlas_memory.memory.architectures import MLP, GatedMLP, Matrix
-from atlas_memory.memory.attentional_bias import L2, DotProduct, Huber, Lp
-from atlas_memory.memory.feature_maps import (
+from atlas_memory.memory import (
+    L2,
+    MLP,
+    ChannelRetention,
+    DotProduct,
     Elementwise,
     Exponential,
-    Identity,
-    Sketch,
-)
-from atlas_memory.memory.optimizers import GradientDescent, Implicit, Momentum, Muon
-from atlas_memory.memory.retention import (
-    ChannelRetention,
     FixedRetention,
+    GatedMLP,
+    GradientDescent,
+    Huber,
+    Identity,
+    Implicit,
+    Lp,
     LqRetention,
+    Matrix,
+    MemorySpec,
+    Momentum,
+    Muon,
     NoRetention,
     ScalarRetention,
+    Sketch,
     SoftmaxRetention,
 )
-from atlas_memory.memory.spec import MemorySpec
 
 # ---- what is measured: the paper gives none of these numbers for its main runs ----------------
 

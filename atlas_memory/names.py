@@ -1,4 +1,4 @@
-"""Names of what there is to choose from, for whoever checks a name before torch is imported."""
+"""Words for a user's mistake: the names there are to choose from, without importing torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def suggest(name: str, choices: list[str]) -> str:
     close = get_close_matches(name, choices, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}choose from: {', '.join(choices)}"
+
+
+def reason(error: Exception) -> str:
+    """The first line of what another library says, or at least what kind of error it is."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def variant_names() -> list[str]:

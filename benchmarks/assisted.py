@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from atlas_memory.serving.loading import load_run
+from atlas_memory.reading.loading import load_run
 
 TEXT = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
 PROMPTS = [TEXT[at : at + 600] for at in (0, 2_000, 4_000, 6_000)]

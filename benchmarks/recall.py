@@ -28,6 +28,7 @@ from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.memory import L2, MLP, Huber, Matrix, MemorySpec, Momentum, Muon, NoRetention
 from atlas_memory.tasks.mqar import MQAR
+from atlas_memory.training.weight_decay import decay_groups
 
 TASK = MQAR(vocabulary=128, length=64, pairs=8)
 DIM, HEADS, LAYERS, BATCH = 64, 2, 2, 32
@@ -87,16 +88,6 @@ def build(row: str) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(TASK.vocabulary, DIM), *blocks, RMSNorm(DIM), head)
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
-    """Weight decay for the projections alone: not for gates, taps, embeddings, norms or W_0."""
-    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    groups = [
-        {"params": [p for p in model.parameters() if id(p) in linear], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if id(p) not in linear], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
-
-
 def schedule(step: int, steps: int) -> float:
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return min(1.0, (step + 1) / WARMUP) * (0.1 + 0.9 * cosine)
@@ -127,7 +118,8 @@ def recall(model: nn.Module, seed: int) -> float:
 def run(row: str, seed: int, steps: int) -> Result:
     torch.manual_seed(seed)
     model, begin, passed, window = build(row), time.perf_counter(), None, []
-    optimizer = optimizer_of(model)
+    groups = decay_groups(model, 0.1, "linear")
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * schedule(step, steps)

@@ -29,8 +29,8 @@ from atlas_memory.data.corpus import find_source
 from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.evaluation import needle
 from atlas_memory.model import surprise
+from atlas_memory.reading.loading import load_run
 from atlas_memory.retrofitting.pretrained import load_pretrained
-from atlas_memory.serving.loading import load_run
 from atlas_memory.training.reread import LEAD, PASSAGE, second_reading
 
 BLOCK = 1_024  # tokens of a forward pass

@@ -32,7 +32,7 @@ import torch
 from openai import AsyncOpenAI
 
 import atlas_memory as am
-from atlas_memory.serving.loading import Loaded, load_run
+from atlas_memory.reading.loading import Loaded, load_run
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 BOOK = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()[:6_000]

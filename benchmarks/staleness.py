@@ -20,7 +20,7 @@ import torch
 import atlas_memory as am
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.step_size import largest_step
-from atlas_memory.serving.loading import load_run
+from atlas_memory.reading.loading import load_run
 
 CHUNKS = (1, 16, 64, 256)
 

@@ -20,8 +20,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from copy_task import SHAPE
-from copy_task import run as copied
+from copy_task import SHAPE, run as copied
 from torch import Tensor
 
 from atlas_memory.config import AtlasConfig

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import atlas_memory as am
-from atlas_memory.serving.reading import read_blocks
+from atlas_memory.reading.read import read_blocks
 
 EARLY = 100_000  # tokens after which sizes are first looked at
 SHORT, ATTENTION = 1_000, 16_384  # contexts: the short one, and transformer_plus's

@@ -45,6 +45,15 @@ def text(model, rows, tokens, seed=1):
     return torch.randint(0, model.config.vocab_size, (rows, tokens), generator=generator)
 
 
+def recomputed_gradients_are_the_same(plain, saving, ids):
+    """Of two equal models, one of which keeps nothing of its layers for the backward pass."""
+    saving.train().gradient_checkpointing_enable()
+    for model in (plain.train(), saving):
+        model(ids, labels=ids).loss.backward()
+    for (name, p), other in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, other.grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
 @torch.no_grad()
 def logits(model, ids, **inputs):
     return model(ids, **inputs).logits

@@ -21,64 +21,15 @@ Delta = H - H_0; h(x; H) the hidden features (Matrix: phi(x), and no hidden matr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests import oracles
-from tests.oracles import Result, Weights, gate, gather, kind
-
-
-@dataclass
-class Head(oracles.Head):
-    """One head of one row; `hidden` is mu, the step of the hidden matrices."""
-
-    hidden: list[Any]
-
-
-# ---- the whole operator -----------------------------------------------------------------------
-
-
-def memorize(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Any,
-    weights: Sequence[Tensor],
-    spec: Any,
-    phi: Callable[[Tensor], Tensor] | None = None,
-) -> Result:
-    """Every head of every row alone; `phi` maps one vector to its features (identity if None).
-
-    `weights` of the result: W1_t, then every H_0 + Delta_t. `momentum`: Momentum (S1_t, *S_t);
-    Muon the S_t of the hidden matrices only, for W1 takes plain steps; GradientDescent ().
-    """
-    rows, heads = q.shape[:2]
-
-    def one(b: int, h: int) -> Head:
-        def each(values: Tensor | None, missing: Any) -> list[Any]:
-            return gate(values, b, h, q.shape[2], missing)
-
-        return Head(
-            q=list(q[b, h]),
-            k=list(k[b, h]),
-            v=list(v[b, h]),
-            alpha=each(gates.alpha, 1.0),
-            eta=each(gates.eta, 1.0),
-            theta=each(gates.theta, 0.0),
-            gamma=each(gates.gamma, [1.0] * spec.window),
-            hidden=each(gates.eta if gates.hidden is None else gates.hidden, 1.0),
-            weights=[w[h] if w.ndim == 3 else w[b, h] for w in weights],
-            phi=phi or (lambda x: x),
-        )
-
-    grid = [run_head(one(b, h), spec) for b in range(rows) for h in range(heads)]
-    y = torch.stack([torch.stack(ys) for ys, _, _ in grid]).unflatten(0, (rows, heads))
-    return Result(y, gather(grid, 1, rows, heads), gather(grid, 2, rows, heads))
-
+from tests.oracles import Head, Weights, kind
 
 # ---- one head ---------------------------------------------------------------------------------
 
@@ -220,3 +171,10 @@ def skip(spec: Any, x: Tensor) -> Tensor | float:
     """r(x)."""
     deep = kind(spec.architecture) != "Matrix"
     return x if deep and spec.architecture.residual else 0.0
+
+
+# ---- the whole operator -----------------------------------------------------------------------
+
+# `weights` of the result: W1_t, then every H_0 + Delta_t. `momentum`: Momentum (S1_t, *S_t); Muon
+# the S_t of the hidden matrices only, for W1 takes plain steps; GradientDescent ().
+memorize = partial(oracles.memorize, run=run_head)

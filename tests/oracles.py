@@ -36,7 +36,10 @@ class Result:
 
 @dataclass
 class Head:
-    """One head of one row: lists over its tokens, so that every equation is about one token."""
+    """One head of one row: lists over its tokens, so that every equation is about one token.
+
+    hidden: mu, the step of the hidden matrices (`online_oracle.py`).
+    """
 
     q: list[Tensor]
     k: list[Tensor]
@@ -45,6 +48,7 @@ class Head:
     eta: list[Any]
     theta: list[Any]
     gamma: list[Any]
+    hidden: list[Any]
     weights: Weights
     phi: Callable[[Tensor], Tensor]
 
@@ -64,10 +68,11 @@ def memorize(
     weights: Sequence[Tensor],
     spec: Any,
     phi: Callable[[Tensor], Tensor] | None = None,
+    run: Callable[[Head, Any], Any] | None = None,
 ) -> Result:
     """Every head of every row alone; `phi` maps one vector to its features (identity if None)."""
     rows, heads = q.shape[:2]
-    run = run_kernel if kind(spec.features) == "Exponential" else run_head
+    run = run or (run_kernel if kind(spec.features) == "Exponential" else run_head)
     grid = []
     for b in range(rows):
         for h in range(heads):
@@ -79,6 +84,7 @@ def memorize(
                 gate(gates.eta, b, h, q.shape[2], 1.0),
                 gate(gates.theta, b, h, q.shape[2], 0.0),
                 gate(gates.gamma, b, h, q.shape[2], [1.0] * spec.window),
+                gate(gates.eta if gates.hidden is None else gates.hidden, b, h, q.shape[2], 1.0),
                 [w[h] if w.ndim == 3 else w[b, h] for w in weights],
                 phi or (lambda x: x),
             )

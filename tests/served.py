@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 from saved import byte_model
 
 from atlas_memory.data.tokenizer import load_tokenizer
-from atlas_memory.serving.loading import Loaded
+from atlas_memory.reading.loading import Loaded
 
 
 def small(variant="omeganet", **overrides):

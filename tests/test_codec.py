@@ -10,9 +10,9 @@ from safetensors import safe_open
 from atlas_memory.codec import NAMES, decode, encode
 from atlas_memory.memory.optimizers import Muon
 from atlas_memory.memory.tree import State, leaves
-from atlas_memory.serving.memory_file import inspect, restored
+from atlas_memory.reading.memory_file import inspect, restored
 
-FIRST = Path(__file__).parent / "serving" / "first-format.memory"
+FIRST = Path(__file__).parent / "reading" / "first-format.memory"
 
 
 def subclasses(kind):

@@ -1,7 +1,7 @@
 """Who may import whom.
 
-notation <- memory <- layers <- blocks <- model <- data <- tasks <- training <- serving
-         <- evaluation <- {experiments, demo} <- cli
+notation <- memory <- layers <- blocks <- model <- data <- tasks <- training <- reading
+         <- inspection <- serving <- evaluation <- {experiments, demo} <- cli
 """
 
 import ast
@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "atlas_memory"
 
 FLOOR = {"notation": 0, "memory": 1, "layers": 2, "blocks": 3, "model": 4, "data": 5, "tasks": 6}
-FLOOR |= {"training": 7, "serving": 8, "evaluation": 9, "experiments": 10, "demo": 10, "cli": 11}
+FLOOR |= {"training": 7, "reading": 8, "inspection": 9, "serving": 10, "evaluation": 11}
+FLOOR |= {"experiments": 12, "demo": 12, "cli": 13}
 # The edge of the model: what it is built from, and what wraps it for other libraries.
 FLOOR |= {"registration": 0, "names": 0, "family": 3, "config": 4, "cache": 4, "rollback": 4}
 FLOOR |= {"codec": 4, "files": 0}

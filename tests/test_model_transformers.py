@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from models import build, logits, shared, text
+from models import build, logits, recomputed_gradients_are_the_same, shared, text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import DataCollatorWithFlattening, PreTrainedTokenizerFast, pipeline
 
@@ -123,14 +123,8 @@ def test_truncated_backpropagation(model):
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(model):
-    ids = text(model, 2, 21)
-    name = model.config.variant
-    plain, saving = build(name).train(), build(name).train()
-    saving.gradient_checkpointing_enable()
-    plain(ids, labels=ids).loss.backward()
-    saving(ids, labels=ids).loss.backward()
-    for (name, p), other in zip(plain.named_parameters(), saving.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, other.grad, rtol=1e-9, atol=1e-12, msg=name)
+    both = (build(model.config.variant), build(model.config.variant))
+    recomputed_gradients_are_the_same(*both, text(model, 2, 21))
 
 
 def test_bfloat16(model):

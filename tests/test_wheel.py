@@ -28,7 +28,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     own = {str(p.relative_to(ROOT)) for p in there if p.is_file() and p.suffix != ".pyc"}
     assert held == own
     demo = ("demo/models.safetensors", "demo/models.json", "demo/page.html")
-    for name in ("recipes/quickstart.toml", "serving/report.html", "py.typed", *demo):
+    for name in ("recipes/quickstart.toml", "inspection/report.html", "py.typed", *demo):
         assert f"atlas_memory/{name}" in held
     assert {Path(name).suffix for name in held} <= {
         *(".py", ".toml", ".typed"),  # code and recipes

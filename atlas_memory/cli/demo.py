@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atlas_memory.cli.inspect import read_text, require_place
+from atlas_memory.cli.options import AsJson
 from atlas_memory.cli.show import readable_size
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def run(
     facts: Annotated[str | None, typer.Option(help=FACTS)] = None,
     ask: Annotated[str | None, typer.Option(help=ASK)] = None,
     out: Annotated[Path | None, typer.Option(help=OUT)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hide facts in a long text, let a small model read it, and ask where somebody is.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
 
 NINE = "wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,social_iqa,boolq"
 TASKS = (
@@ -25,7 +25,7 @@ CORPUS = (
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: RunFolder,
     task: Annotated[str, typer.Option(help=TASKS, show_default=False)] = NINE,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many items of a task.")] = None,
     data: Annotated[Path | None, typer.Option(help=DATA)] = None,
@@ -34,9 +34,9 @@ def run(
     max_length: Annotated[int, typer.Option(min=2, help=LENGTH)] = 2048,
     lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
     corpus: Annotated[str | None, typer.Option(help=CORPUS)] = None,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: language modelling, common sense, recall, long context.
 
@@ -47,7 +47,7 @@ def run(
     from atlas_memory.cli.train import say
     from atlas_memory.evaluation.harness import Options
     from atlas_memory.evaluation.suite import evaluate, require_tasks
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.reading.loading import load_run
 
     names = require_tasks(task)
     chosen_lengths = _lengths(lengths)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
 from atlas_memory.names import suggest
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads; all cores.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would run.")] = False,
     so_far: Annotated[bool, typer.Option("--so-far", help=SO_FAR)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train and compare, as the paper does, beside its figures.
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from atlas_memory.serving.loading import Loaded
-    from atlas_memory.serving.reading import Memory
+    from atlas_memory.reading.loading import Loaded
+    from atlas_memory.reading.read import Memory
 
 FILE = "A text of any size to read first."
 SAMPLE = "Draw tokens; the default is the most probable one. Implied by the options below."
@@ -24,7 +24,7 @@ INTERACTIVE = "Ask for more text after each answer; what was said is remembered.
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: RunFolder,
     source: Annotated[str | None, typer.Argument(metavar="[-]", help="- reads stdin.")] = None,
     prompt: Annotated[str | None, typer.Option(help="The text to go on with.")] = None,
     file: Annotated[str | None, typer.Option(help=FILE)] = None,
@@ -39,9 +39,9 @@ def run(
     repetition_penalty: Annotated[float | None, typer.Option(min=1e-3, help="1 is none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help=SET)] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write what follows; tokens appear as they come.
 
@@ -49,7 +49,7 @@ def run(
     atlas generate runs/quickstart --file book.txt --prompt "The moral is";
     atlas generate runs/quickstart --memory book.memory --interactive
     """
-    from atlas_memory.serving.loading import load_run, require_run
+    from atlas_memory.reading.loading import load_run, require_run
 
     text = _source(source, file, interactive)
     if not interactive and not (prompt or text or memory):
@@ -65,7 +65,7 @@ def run(
 
     import torch
 
-    from atlas_memory.serving.generation import generation_config
+    from atlas_memory.reading.generation import generation_config
 
     loaded = load_run(run_folder, precision, tokenizer)
     config = generation_config(loaded.model, changes)
@@ -79,8 +79,8 @@ def run(
 
 def _require(memory: Path | None, text: str | None) -> None:
     """All that can be wrong with paths is told before torch is imported."""
-    from atlas_memory.serving.memory_head import require_memory_file
-    from atlas_memory.serving.text import require_texts
+    from atlas_memory.reading.memory_head import require_memory_file
+    from atlas_memory.reading.text import require_texts
 
     if memory is not None:
         require_memory_file(memory)
@@ -113,9 +113,9 @@ def _setting(text: str) -> tuple[str, Any]:
 def _known(loaded: Loaded, source: str | None, memory: Path | None) -> Memory | None:
     """The memory of the file given, and of the text read behind it."""
     from atlas_memory.cli.progress import Progress
-    from atlas_memory.serving.memory_file import load
-    from atlas_memory.serving.reading import read_blocks
-    from atlas_memory.serving.text import open_text
+    from atlas_memory.reading.memory_file import load
+    from atlas_memory.reading.read import read_blocks
+    from atlas_memory.reading.text import open_text
 
     known = None if memory is None else load(memory, loaded.model).memory
     if source is None:
@@ -156,7 +156,7 @@ def _converse(loaded: Loaded, known: Memory | None, prompt: str, config: Generat
 def _write(
     loaded: Loaded, known: Memory | None, prompt: str, config: GenerationConfig, write: Any
 ) -> Memory:
-    from atlas_memory.serving.generation import Stream, generate
+    from atlas_memory.reading.generation import Stream, generate
 
     ids = next(loaded.tokenizer.encode([prompt.encode()])).tolist() if prompt else []
     return generate(loaded.model, known, ids, config, Stream(loaded.tokenizer, write))

@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+from atlas_memory.cli.options import Precision, RunFolder, Tokenizer
 
 TOKENS = "At most so many tokens from the beginning of the text."
 EVERY = "Tokens between two looks at the memories."
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: RunFolder,
     file: Annotated[Path, typer.Argument(help="A text file.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     tokens: Annotated[int, typer.Option(min=2, help=TOKENS)] = 20_000,
     every: Annotated[int, typer.Option(min=1, help=EVERY)] = 64,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers, as one object.")] = False,
 ) -> None:
     """Show what the memory did: surprise of every token, gates, norms, read-outs.
@@ -33,11 +33,11 @@ def run(
     import json
 
     from atlas_memory.cli.train import say
-    from atlas_memory.serving.loading import load_run, require_run
+    from atlas_memory.reading.loading import load_run, require_run
 
     require_run(run_folder, precision, tokenizer)
-    from atlas_memory.serving.report import describe, excerpt, page
-    from atlas_memory.serving.trace import trace
+    from atlas_memory.inspection.report import describe, excerpt, page
+    from atlas_memory.inspection.trace import trace
 
     loaded = load_run(run_folder, precision, tokenizer)
     read = excerpt(text, loaded.tokenizer, tokens)

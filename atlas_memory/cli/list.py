@@ -20,8 +20,9 @@ FEW = (
     "omeganet",
     "dot",
     "atlas",
+    "atlas_mag",
+    "atlas_mal",
 )
-FEW += ("atlas_mag", "atlas_mal")
 
 
 def run(

@@ -11,9 +11,11 @@ from atlas_memory import __version__
 from atlas_memory.cli import (
     data,
     demo,
+    eval as eval_command,
     experiment,
     generate,
     inspect,
+    list as list_command,
     memorize,
     memory,
     retrofit,
@@ -22,8 +24,6 @@ from atlas_memory.cli import (
     tokenizer,
     train,
 )
-from atlas_memory.cli import eval as eval_command
-from atlas_memory.cli import list as list_command
 
 app = typer.Typer(
     help="Sequence models that learn to memorize their context at test time.",

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from atlas_memory.serving.memory_head import require_memory_file
+from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
+from atlas_memory.reading.memory_head import require_memory_file
 
 if TYPE_CHECKING:
-    from atlas_memory.serving.loading import Loaded
-    from atlas_memory.serving.reading import Memory
-    from atlas_memory.serving.text import Bookmark, Text
+    from atlas_memory.reading.loading import Loaded
+    from atlas_memory.reading.read import Memory
+    from atlas_memory.reading.text import Bookmark, Text
 
-RUN = "A run of `atlas train`, or a folder with a saved model and its tokenizer."
 FILES = "Text, .jsonl(.gz) or .parquet, read in this order as one text; - is standard input."
 SAVE = "Seconds between two saves of an unfinished reading."
-PRECISION = "float32, bfloat16, float16 or float64; the model's own if left out."
-TOKENIZER = "bytes, a file, folder or name; the model's own if left out."
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,16 @@ class Reading:
 
 
 def run(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help=RUN)],
+    run_folder: RunFolder,
     files: Annotated[list[str], typer.Argument(help=FILES)],
     out: Annotated[Path, typer.Option(help="The memory file to write.")],
     memory: Annotated[Path | None, typer.Option(help="A memory to read on from.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
     save_every: Annotated[float, typer.Option(min=0, help=SAVE)] = 60.0,
     block: Annotated[int, typer.Option(min=1, help="Tokens of one forward pass.")] = 4096,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read texts of any length, in constant memory, into a memory file.
 
@@ -56,8 +54,8 @@ def run(
     zcat dump.gz | atlas memorize runs/quickstart - --out dump.memory;
     atlas generate runs/quickstart --memory book.memory --prompt "The moral is"
     """
-    from atlas_memory.serving.loading import load_run, require_run
-    from atlas_memory.serving.text import open_text, require_texts
+    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.text import open_text, require_texts
 
     require_run(run_folder, precision, tokenizer)
     require_texts(files)
@@ -85,15 +83,15 @@ def _require_new(out: Path, resume: bool) -> None:
         raise ValueError(
             f"{partial_file(out)} holds an interrupted reading; go on with --resume, or remove it"
         )
-    from atlas_memory.serving.memory_file import require_writable
+    from atlas_memory.reading.memory_file import require_writable
 
     require_writable(out)
 
 
 def _start(loaded: Loaded, out: Path, memory: Path | None, resume: bool, block: int) -> Reading:
     from atlas_memory.cli.train import say
-    from atlas_memory.serving.memory_file import load
-    from atlas_memory.serving.text import Bookmark
+    from atlas_memory.reading.memory_file import load
+    from atlas_memory.reading.text import Bookmark
 
     partial = partial_file(out)
     if resume and partial.exists():
@@ -111,7 +109,7 @@ def _start(loaded: Loaded, out: Path, memory: Path | None, resume: bool, block: 
 def _read(loaded: Loaded, text: Text, reading: Reading, out: Path, save_every: float) -> Memory:
     """Block by block; what is known is a value, so it can be saved whenever one asks to stop."""
     from atlas_memory.cli.progress import Progress
-    from atlas_memory.serving.reading import read_blocks
+    from atlas_memory.reading.read import read_blocks
 
     known, saved = reading.memory, time.monotonic()
     progress = Progress(text, reading.base, reading.bookmark.tokens if reading.bookmark else 0)
@@ -141,7 +139,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _save_partial(known: Memory, text: Text, reading: Reading, out: Path) -> None:
-    from atlas_memory.serving.memory_file import save
+    from atlas_memory.reading.memory_file import save
 
     place = text.bookmark(known.position - reading.base).to_dict()
     kept = {"block": reading.block, "base": reading.base, "bookmark": place}
@@ -160,7 +158,7 @@ def _stop(known: Memory | None, text: Text, reading: Reading, out: Path) -> NoRe
 
 def _finish(known: Memory, out: Path, sources: tuple[str, ...], as_json: bool) -> None:
     from atlas_memory.cli.memory import describe
-    from atlas_memory.serving.memory_file import save
+    from atlas_memory.reading.memory_file import save
 
     save(known, out, sources)
     partial_file(out).unlink(missing_ok=True)

@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
+
 
 def run(
     file: Annotated[Path, typer.Argument(help="A file of `atlas memorize`.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Describe a memory file, and check that it is whole.
 
@@ -27,10 +29,10 @@ def run(
 
 def describe(file: Path) -> dict[str, Any]:
     """What the header says, and the sizes."""
-    from atlas_memory.serving.memory_head import require_memory_file
+    from atlas_memory.reading.memory_head import require_memory_file
 
     require_memory_file(file)
-    from atlas_memory.serving.memory_file import inspect, restored
+    from atlas_memory.reading.memory_file import inspect, restored
 
     contents = inspect(file)
     header, model = contents.header, contents.header["model"]

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from atlas_memory.serving.reading import Memory
-    from atlas_memory.serving.text import Text
+    from atlas_memory.reading.read import Memory
+    from atlas_memory.reading.text import Text
 
 ON_SCREEN, IN_A_FILE = 0.2, 10.0  # seconds between two lines
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
+
 MODEL = "A folder, a .gguf file, smollm2, or a name of the hub."
 LAYERS = "Which get a memory, as 3,7,11; negative ones from the end. Default: three upper ones."
 WINDOW = "Tokens that attention still sees, or none to keep all."
@@ -25,7 +27,7 @@ def run(
     precision: Annotated[str | None, typer.Option(help="Of the weights; the base's own.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Give a pretrained model memories beside its attention; it says what it said before.
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atlas_memory.cli.memorize import PRECISION, RUN, TOKENIZER
+from atlas_memory.cli.options import RUN, Precision, Tokenizer
 
 if TYPE_CHECKING:
+    from atlas_memory.reading.loading import Loaded
     from atlas_memory.serving.engine import Capacity
-    from atlas_memory.serving.loading import Loaded
     from atlas_memory.serving.server.app import Settings
     from atlas_memory.serving.server.guard import Access
     from atlas_memory.serving.server.limits import Limits
@@ -59,8 +59,8 @@ def run(
     resident: Annotated[str, typer.Option(metavar="SIZE", help="Of stored ones in RAM.")] = "1GB",
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="Of a memory file.")] = "256MB",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that a request may take.")] = 300,
-    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+    precision: Precision = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Answer OpenAI's clients at /v1 and a browser at /.
 
@@ -72,8 +72,8 @@ def run(
     if run_folder is None:
         raise ValueError("no RUN to serve; give a folder of `atlas train`, or `run` in --config")
     from atlas_memory.cli.serve_config import size
-    from atlas_memory.serving.loading import load_run, require_run
-    from atlas_memory.serving.memory_head import require_memory_file
+    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.memory_head import require_memory_file
     from atlas_memory.serving.server.limits import Limits
 
     prefix_bytes = size("--prefix-cache", prefix_cache)
@@ -113,7 +113,7 @@ def _settings(
     loaded: Loaded, name: str, limits: Limits, capacity: Capacity, memories: list[Path]
 ) -> Settings:
     from atlas_memory.demo import routes
-    from atlas_memory.serving.memory_file import load
+    from atlas_memory.reading.memory_file import load
     from atlas_memory.serving.server.app import Settings
 
     if len(memories) > limits.memories:

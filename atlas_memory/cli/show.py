@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
 from atlas_memory.names import size_names, suggest, variant_names
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def run(
     size: Annotated[str, typer.Option(help="tiny, small, 170m, 340m, 760m or 1.3b.")] = "small",
     vocab_size: Annotated[int | None, typer.Option(help="Default: the size's own.")] = None,
     context: Annotated[int, typer.Option(help="Tokens before the one that FLOPs count.")] = 4096,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model: its row of the paper's Table 1, parameters, state and FLOPs per token.
 
@@ -44,7 +45,7 @@ def print_flat(shown: dict[str, Any]) -> None:
 
 def _run(folder: Path, context: int) -> dict[str, Any]:
     """The model of a run; of a retrofitted one what was added to it."""
-    from atlas_memory.serving.loading import model_folder
+    from atlas_memory.reading.loading import model_folder
 
     place = model_folder(folder)
     _require_context(context)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_memory.cli.options import AsJson
 from atlas_memory.training.recipe import (
     Recipe,
     find_recipe,
@@ -47,7 +48,7 @@ def run(
     stream: Annotated[bool, typer.Option("--stream", help="Carry the memory on.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model and validate it.
 

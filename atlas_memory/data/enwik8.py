@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from atlas_memory.files import home, made_once
+from atlas_memory.names import reason
 
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 SPLIT = {"train.txt": 90_000_000, "validation.txt": 5_000_000, "test.txt": 5_000_000}
@@ -50,8 +51,7 @@ def _fetch(say: Callable[[str], None]) -> bytes:
             return checked(source())
         except Exception as error:
             # A source may fail in any way; the next one is asked, and the reason is kept.
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            failures.append(f"{name}: {reason}")
+            failures.append(f"{name}: {reason(error)}")
     raise ValueError(
         "enwik8 could not be fetched and there may be no network; pass --data with a text file "
         f"or folder of your own ({'; '.join(failures)})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atlas_memory.data.documents import Document
-from atlas_memory.names import suggest
+from atlas_memory.names import reason, suggest
 
 NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 FILE_ENDINGS = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".md", ".csv", ".toml")
@@ -45,10 +45,9 @@ class HubDataset:
             raise
         except Exception as error:
             # Whatever the network, the hub or a data set's files throw, the user made a name.
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise ValueError(
                 f"{self.name} is no file or folder here, and no data set of that name could be "
-                f"opened: {reason}"
+                f"opened: {reason(error)}"
             ) from error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from atlas_memory.data.documents import Document
+from atlas_memory.names import reason
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"  # what makes rows of a batch equally long; nothing is ever predicted there
@@ -80,17 +81,15 @@ def load_tokenizer(name: str) -> Tokenizer:
         return Tokenizer(name, AutoTokenizer.from_pretrained(name))
     except Exception as error:
         # transformers raises OSError, ValueError or what a broken file makes of it
-        reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"tokenizer {name!r} is neither {', '.join(['bytes', *PACKED])}, a tokenizer.json, a "
-            f"folder nor a name that Hugging Face knows: {reason}"
+            f"folder nor a name that Hugging Face knows: {reason(error)}"
         ) from error
 
 
 def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
     """A byte-level BPE: every text has ids, and its ids give the text back."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 258:
         raise ValueError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least 258 ids")
@@ -121,8 +120,7 @@ def _from_file(path: Path) -> Any:
 
 def _byte_tokenizer() -> Any:
     """BPE without merges over the bytes; the id of a byte is the byte."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers
 
     backend = Backend(models.BPE(vocab=byte_symbols(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

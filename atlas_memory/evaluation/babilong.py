@@ -8,21 +8,18 @@ from typing import Any
 import numpy as np
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.evaluation.long_reading import Prompt, Say, answers, by_length, chosen, corpus_of
+from atlas_memory.evaluation.long_reading import SHARED, Prompt, Say, answers, by_length, planned
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.tasks import babilong
 from atlas_memory.tasks.babilong_prompt import around, correct
 from atlas_memory.tasks.background import Background, Hidden
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = SHARED | {
     "tasks": list(babilong.TASKS),
     "lengths": [0, 1_000, 2_000, 4_000],
     "samples": 100,
-    "corpus": "enwik8",
     "megabytes": 4.0,
     "new_tokens": 20,
-    "batch": 8,
-    "seed": 42,
 }
 RESERVED = 300  # tokens of a length that belong to the prompt
 
@@ -31,8 +28,7 @@ def evaluate(
     model: AtlasForCausalLM, tokenizer: Tokenizer, settings: Mapping[str, Any], say: Say
 ) -> dict[str, Any]:
     """Shares of right answers by task and length, `accuracy` their mean; settings as DEFAULTS."""
-    plan = chosen(settings, DEFAULTS)
-    encode, background = corpus_of(tokenizer, plan, say)
+    plan, encode, background = planned(settings, DEFAULTS, tokenizer, say)
 
     def right(task: str, length: int) -> list[bool]:
         drawn = _draw(task, length, plan, background, encode)

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.evaluation.local_data import find, read_rows
+from atlas_memory.evaluation.local_data import find, read_rows, unavailable
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
@@ -173,11 +173,7 @@ def _load(manager: Any, task: str) -> dict[str, Any]:
     try:
         tasks: dict[str, Any] = manager.load([task])["tasks"]
     except Exception as error:
-        # datasets and huggingface_hub raise a dozen kinds without a network
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"the items of {task} cannot be had ({reason}); give --data a folder with {task}.jsonl"
-        ) from error
+        raise unavailable(task, error) from error
     return tasks
 
 

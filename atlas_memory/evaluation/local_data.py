@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atlas_memory.names import reason
+
 Row = dict[str, Any]
 
 
@@ -28,6 +30,12 @@ class Form:
     columns: tuple[str, ...]
     plain: tuple[str, ...]
     convert: Callable[[Row], Row]
+
+
+def unavailable(task: str, error: Exception) -> ValueError:
+    """datasets and huggingface_hub raise a dozen kinds of errors without a network."""
+    told = f"the items of {task} cannot be had ({reason(error)})"
+    return ValueError(f"{told}; give --data a folder with {task}.jsonl")
 
 
 def find(folder: Path, task: str) -> Path | None:

@@ -26,6 +26,8 @@ Say = Callable[[str], None]
 
 BLOCK = 2_048  # tokens of a forward pass
 SECONDS_BETWEEN_SAVES = 60.0
+# What all tasks that are asked by prompts are set to.
+SHARED = {"corpus": "enwik8", "batch": 8, "seed": 42}
 
 
 @torch.no_grad()
@@ -125,19 +127,19 @@ def answers(
     return said
 
 
-def chosen(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults with the settings in their place; a name that is none of them is refused."""
+def planned(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any], tokenizer: Tokenizer, say: Say
+) -> tuple[dict[str, Any], Any, Background]:
+    """The defaults with the settings in their place (a name that is none of them is refused), how
+    to encode a text, and the text that questions are hidden in.
+    """
     for name in settings:
         if name not in defaults:
             raise ValueError(f"unknown setting {name!r}; {suggest(name, list(defaults))}")
-    return {**defaults, **settings}
-
-
-def corpus_of(tokenizer: Tokenizer, plan: Mapping[str, Any], say: Say) -> tuple[Any, Background]:
-    """How to encode a text, and the text of `plan` that questions are hidden in."""
-    encode = partial(tokenizer.fast.encode, add_special_tokens=False)
-    every = range(tokenizer.vocab_size)
-    return encode, backgrounds(plan["corpus"], plan["megabytes"], encode, every, say)[1]
+    plan = {**defaults, **settings}
+    encode, every = partial(tokenizer.fast.encode, add_special_tokens=False), tokenizer.vocab_size
+    _, testing = backgrounds(plan["corpus"], plan["megabytes"], encode, range(every), say)
+    return plan, encode, testing
 
 
 def by_length(

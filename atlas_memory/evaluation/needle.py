@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.evaluation.long_reading import Prompt, Say, answers, by_length, chosen, corpus_of
+from atlas_memory.evaluation.long_reading import SHARED, Prompt, Say, answers, by_length, planned
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.tasks import needle
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = SHARED | {
     "kinds": list(needle.KINDS),
     "lengths": [2_048, 4_096, 8_192, 16_384],
     "samples": 500,
-    "corpus": "enwik8",
     "megabytes": 1.0,
     "new_tokens": needle.ANSWER,
-    "batch": 8,
-    "seed": 42,
 }
 
 
@@ -28,8 +25,7 @@ def evaluate(
     model: AtlasForCausalLM, tokenizer: Tokenizer, settings: Mapping[str, Any], say: Say
 ) -> dict[str, Any]:
     """Shares of answers that contain the value, by kind and length; settings as DEFAULTS."""
-    plan = chosen(settings, DEFAULTS)
-    encode, corpus = corpus_of(tokenizer, plan, say)
+    plan, encode, corpus = planned(settings, DEFAULTS, tokenizer, say)
     noise = needle.noise(encode)
 
     def right(kind: str, length: int) -> list[bool]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.data.tokenizer import Tokenizer
+from atlas_memory.evaluation.local_data import json_lines, unavailable
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
@@ -201,8 +202,6 @@ def load_rows(name: str, data: Path | None) -> tuple[Iterator[Row], str]:
 
 
 def _from_file(file: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    from atlas_memory.evaluation.local_data import json_lines
-
     for row, where in json_lines(file):
         missing = [name for name in columns if name not in row]
         if missing:
@@ -216,11 +215,7 @@ def _from_hub(name: str, task: RecallTask) -> Iterator[Row]:
     try:
         rows = load_dataset(task.hub, split="validation")
     except Exception as error:
-        # datasets and huggingface_hub raise a dozen kinds without a network
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"the items of {name} cannot be had ({reason}); give --data a folder with {name}.jsonl"
-        ) from error
+        raise unavailable(name, error) from error
     yield from rows
 
 

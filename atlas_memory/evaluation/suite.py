@@ -10,7 +10,7 @@ from atlas_memory.evaluation import harness, recall
 from atlas_memory.evaluation.harness import Options
 
 if TYPE_CHECKING:
-    from atlas_memory.serving.loading import Loaded
+    from atlas_memory.reading.loading import Loaded
 
 Say = Callable[[str], None]
 Figures = dict[str, Any]

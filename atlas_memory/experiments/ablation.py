@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
-from atlas_memory.experiments.language_model import published_text
+from atlas_memory.experiments.language_model import SMALL_TEXT, SMOKE_TEXT, published_text
 from atlas_memory.experiments.text_models import SECOND, fitting, second, train_and_score
 
 if TYPE_CHECKING:
@@ -59,29 +59,20 @@ PUBLISHED = {
 }
 
 PRESETS: dict[str, Settings] = {
-    "smoke": {
-        "data": "python",
-        "tokenizer": "bytes",
-        "size": "tiny",
+    "smoke": SMOKE_TEXT
+    | {
         "changes": {
             "hidden_size": 16,
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
             "memory.architecture.expansion": 1,
         },
-        "parameters": 20_000,
         "length": 32,
         "batch": 2,
-        "steps": 2,
-        "learning_rate": 4e-3,
-        "warmup": 1,
-        "validation_tokens": 512,
     },
     # Heads of 8 hold eight pairs: at this width it is the feed-forward networks that are compared.
-    "narrow": {
-        "data": "enwik8",
-        "tokenizer": "bytes",
-        "size": "tiny",
+    "narrow": SMALL_TEXT
+    | {
         "changes": {
             "hidden_size": 64,
             "num_hidden_layers": 2,
@@ -90,26 +81,15 @@ PRESETS: dict[str, Settings] = {
             "memory.chunk": 64,
             "memory.optimizer.period": 64,
         },
-        "parameters": 200_000,
         "length": 256,
         "batch": 8,
-        "steps": 600,
-        "learning_rate": 4e-3,
-        "warmup": 20,
-        "validation_tokens": 65_536,
     },
-    "small": {
-        "data": "enwik8",
-        "tokenizer": "bytes",
-        "size": "tiny",
+    "small": SMALL_TEXT
+    | {
         "changes": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
         "parameters": 250_000,
         "length": 512,
         "batch": 4,
-        "steps": 600,
-        "learning_rate": 4e-3,
-        "warmup": 20,
-        "validation_tokens": 65_536,
     },
     # The paper's Muon steps at every token.
     "paper": published_text("760m") | {"changes": {"memory.optimizer.period": 1}},

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
-from atlas_memory.experiments.long_context import (
-    BLOCK,
-    LARGE,
-    SHAPE,
-    TITANS_MAC,
-    build,
-    learn_and_measure,
-    priced,
-    short,
-)
+from atlas_memory.experiments import long_context
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import babi, babilong
 from atlas_memory.tasks.corpora import backgrounds
@@ -27,7 +18,6 @@ from atlas_memory.tasks.corpora import backgrounds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.tasks.background import Background
     from atlas_memory.tasks.words import Words
 
@@ -41,33 +31,26 @@ PUBLISHED = {
 }
 CLAIM = "paper: Atlas (MAC) above 0.80 at 10M tokens, where Titans drops"
 
-SMALL: dict[str, Any] = SHAPE | {
-    "task": "qa1",
-    "megabytes": 4.0,
-    # shortest and longest text, questions, tokens of a batch, steps
-    "stages": [
-        [100, 100, 5, 1_500, 300],
-        [100, 300, 5, 1_500, 350],
-        [300, 1_000, 8, 2_500, 350],
-        [1_000, 4_000, 10, 4_000, 300],
-    ],
-    # tokens, samples; [10_000_000, 2] is another quarter of an hour for Titans on a core
-    "lengths": [[4_000, 64], [16_000, 32], [128_000, 8], [1_000_000, 4]],
-}
-PRESETS = {
-    "smoke": SMALL
-    | {
-        "corpus": "noise",
-        "buckets": 32,
-        "dim": 16,
+PRESETS = long_context.presets(
+    small={
+        "task": "qa1",
+        "megabytes": 4.0,
+        # shortest and longest text, questions, tokens of a batch, steps
+        "stages": [
+            [100, 100, 5, 1_500, 300],
+            [100, 300, 5, 1_500, 350],
+            [300, 1_000, 8, 2_500, 350],
+            [1_000, 4_000, 10, 4_000, 300],
+        ],
+        # tokens, samples; [10_000_000, 2] is another quarter of an hour for Titans on a core
+        "lengths": [[4_000, 64], [16_000, 32], [128_000, 8], [1_000_000, 4]],
+    },
+    smoke={
         "stages": [[100, 100, 5, 500, 2], [100, 200, 5, 400, 2]],
         "lengths": [[200, 2], [3_000, 2]],
     },
-    "small": SMALL,
     # The published protocol, per task; the model's size is not stated, segments of 512 tokens.
-    "paper": SMALL
-    | LARGE
-    | {
+    paper={
         "corpus": "emozilla/pg19",
         "megabytes": 11_000.0,
         "buckets": 50_000,
@@ -77,82 +60,56 @@ PRESETS = {
         "lengths": [[n, 1_000] for n in babilong.LENGTHS.values() if 0 < n <= 1_000_000]
         + [[10_000_000, 100]],
     },
-}
+)
 
 
 def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
     return [{"variant": v, "seed": s, **settings} for s in range(seeds) for v in variants]
 
 
-def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
-    """Train on short texts, then read long ones and ask."""
-    import torch
+@dataclass(frozen=True)
+class Located:
+    """A task of BABILong, and the texts that its facts are hidden in."""
 
-    torch.manual_seed(cell["seed"])
-    words = babilong.vocabulary(cell["buckets"])
-    training, testing = backgrounds(
-        cell["corpus"], cell["megabytes"], words.encode, words.others, workspace.say
-    )
-    # Half of the texts are sentences with a word of the task in them, which are easily confused.
-    names = words.encode(" ".join([*babi.ACTORS, *babi.GIVERS, *babi.LOCATIONS, *babi.OBJECTS]))
-    training = training.with_emphasis(names)
-    model = build(cell["variant"], cell, len(words))
+    task: str
+    words: Words
+    training: Background
+    testing: Background
 
-    def lesson(tokens: int, questions: int, random: np.random.Generator) -> Any:
-        return babilong.lesson(cell["task"], tokens, questions, training, words, random)
-
-    def at_length(tokens: int, samples: int, keep: Path) -> dict[str, Any]:
-        return asked(model, cell, tokens, samples, testing, words, keep, workspace.say)
-
-    return learn_and_measure(model, cell, lesson, at_length, workspace)
-
-
-def asked(
-    model: AtlasForCausalLM,
-    cell: Cell,
-    tokens: int,
-    samples: int,
-    background: Background,
-    words: Words,
-    keep: Path,
-    say: Any,
-) -> dict[str, Any]:
-    """Read `samples` texts side by side, and ask each of them all questions of its problem."""
-    from atlas_memory.evaluation.long_reading import answer, read_through
-    from atlas_memory.tasks.background import in_rows
-
-    drawn = [
-        babilong.sample(
-            cell["task"], tokens, background, words.encode, np.random.default_rng([tokens, row])
+    @staticmethod
+    def of(cell: Cell, say: Callable[[str], None]) -> Located:
+        words = babilong.vocabulary(cell["buckets"])
+        training, testing = backgrounds(
+            cell["corpus"], cell["megabytes"], words.encode, words.others, say
         )
-        for row in range(samples)
-    ]
-    begun = time.monotonic()
-    blocks = in_rows([sample.context for sample in drawn], BLOCK)
-    cache = read_through(model, blocks, tokens, say, keep)
-    seconds = time.monotonic() - begun
-    pairs = [(row, *qa) for row, s in enumerate(drawn) for qa in babilong.questions(s.problem)]
-    questions = [(row, words.encode(f"{question} {babilong.GEN}")) for row, question, _ in pairs]
-    said = answer(model, cache, questions)
-    right = [words.decode(ids) == a.lower() for ids, (*_, a) in zip(said, pairs, strict=True)]
-    by_sample = [
-        np.mean([r for r, (row, *_) in zip(right, pairs, strict=True) if row == n])
-        for n in range(samples)
-    ]
-    return {
-        "tokens": tokens,
-        "samples": samples,
-        "questions": len(pairs),
-        "accuracy": float(np.mean(by_sample)),
-        "state_bytes": cache.num_bytes // samples,
-        "seconds": seconds,
-    }
+        # Half of the texts are sentences with a word of the task in them, easily confused.
+        names = words.encode(" ".join([*babi.ACTORS, *babi.GIVERS, *babi.LOCATIONS, *babi.OBJECTS]))
+        return Located(cell["task"], words, training.with_emphasis(names), testing)
+
+    def lesson(self, tokens: int, questions: int, random: np.random.Generator) -> tuple[Any, Any]:
+        return babilong.lesson(self.task, tokens, questions, self.training, self.words, random)
+
+    def sample(self, tokens: int, random: np.random.Generator) -> babilong.Sample:
+        return babilong.sample(self.task, tokens, self.testing, self.words.encode, random)
+
+    def score(self, drawn: list[babilong.Sample], answer: long_context.Answer) -> dict[str, Any]:
+        """Every text is asked all questions of its problem; their mean is its score."""
+        pairs = [(row, *qa) for row, s in enumerate(drawn) for qa in babilong.questions(s.problem)]
+        said = answer([(row, self.words.encode(f"{q} {babilong.GEN}")) for row, q, _ in pairs], 1)
+        right: list[list[bool]] = [[] for _ in drawn]
+        for ids, (row, _, true) in zip(said, pairs, strict=True):
+            right[row].append(self.words.decode(ids) == true.lower())
+        accuracy = float(np.mean([np.mean(of_one) for of_one in right]))
+        return {"questions": len(pairs), "accuracy": accuracy}
+
+
+run = partial(long_context.learn_and_measure, Located.of)
 
 
 def table(results: list[Result]) -> Table:
     """A row a model: exact match by length, beside fine-tuned models of the BABILong paper."""
     lengths = sorted({m["tokens"] for r in results for m in r.figures["lengths"]})
-    columns = ["model", "seed", "state KB", *map(short, lengths)]
+    columns = ["model", "seed", "state KB", *map(long_context.short, lengths)]
     rows: list[list[Any]] = []
     for result in results:
         found = {m["tokens"]: m for m in result.figures["lengths"]}
@@ -164,7 +121,8 @@ def table(results: list[Result]) -> Table:
         rows.append([f"{name} (published, qa1)", None, None, *(known.get(n) for n in lengths)])
     counts = {m["tokens"]: m for m in results[0].figures["lengths"]} if results else {}
     samples = ", ".join(
-        f"{short(n)}: {m['samples']} texts, {m['questions']} questions" for n, m in counts.items()
+        f"{long_context.short(n)}: {m['samples']} texts, {m['questions']} questions"
+        for n, m in counts.items()
     )
     return Table(columns, rows, [CLAIM, f"samples: {samples}", f"guessing: {CHANCE:.3f}"])
 
@@ -192,7 +150,7 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
         "questions stand between the facts in training, so that a text teaches several times",
         "half of the training texts are made of sentences that contain a word of the task",
     ]
-    said += priced(settings)
+    said += long_context.priced(settings)
     if settings["corpus"] != "emozilla/pg19":
         said += [
             f"the background is {settings['corpus']}, not PG19",
@@ -209,7 +167,7 @@ EXPERIMENT = Experiment(
     "Does a model that was trained on at most 4K tokens still know where somebody is "
     "after 10M tokens of other text? The paper: Atlas (MAC) above 80%, Titans below.",
     PRESETS,
-    ("titans", "atlas", "swa", "atlas_mac", TITANS_MAC),
+    ("titans", "atlas", "swa", "atlas_mac", long_context.TITANS_MAC),
     *(cells, run, table, plot, deviations),
-    choices=(*VARIANTS, TITANS_MAC),
+    choices=(*VARIANTS, long_context.TITANS_MAC),
 )

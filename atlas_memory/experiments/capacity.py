@@ -22,14 +22,7 @@ from atlas_memory.experiments.associations import (
     recall,
 )
 from atlas_memory.experiments.capacity_plot import plot
-from atlas_memory.experiments.experiment import (
-    Cell,
-    Experiment,
-    Result,
-    Settings,
-    Table,
-    Workspace,
-)
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
 from atlas_memory.memory.architectures import MLP, Matrix
 from atlas_memory.memory.attentional_bias import L2
 from atlas_memory.memory.feature_maps import Identity, Polynomial

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.files import whole
+from atlas_memory.training.weight_decay import decay_groups
 
 IGNORED = -100
 SCHEDULES = ("cosine", "constant")
@@ -54,29 +55,6 @@ def labelled_loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model.lm_head(hidden).float(), labels[asked])
 
 
-@torch.no_grad()
-def labelled_accuracy(model: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Share of labelled positions that an AtlasForCausalLM answers right."""
-    right, count = 0, 0
-    for ids, labels in batches:
-        asked = labels != IGNORED
-        hidden = model.model(ids, use_cache=False).last_hidden_state[asked]
-        right += int((model.lm_head(hidden).argmax(-1) == labels[asked]).sum())
-        count += int(asked.sum())
-    return right / max(count, 1)
-
-
-def decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for linear layers alone: not for gates, taps, embeddings, norms or W_0."""
-    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    some = [p for p in model.parameters() if id(p) in linear]
-    others = [p for p in model.parameters() if id(p) not in linear]
-    return [
-        {"params": some, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-
-
 def learning_rate_at(
     step: int, steps: int, peak: float, schedule: str, warmup: int, final: float = 0.0
 ) -> float:
@@ -97,7 +75,7 @@ def fit(
     learning_rate: float,
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.95),
-    groups: list[dict[str, Any]] | None = None,
+    decayed: str = "linear",
     schedule: str = "cosine",
     warmup: int = 0,
     final: float = 0.0,
@@ -113,13 +91,12 @@ def fit(
 
     evaluate() gives figures every `every` steps and at the end; the fit ends early when its
     "accuracy" reaches `stop_at`, and when the loss is not finite. With a `folder` it is kept on
-    disk and goes on from there. `groups`: the optimizer's, if not those of `decayed`.
+    disk and goes on from there. `decayed`: a rule of `weight_decay.py`.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; choose from: {', '.join(SCHEDULES)}")
-    optimizer = torch.optim.AdamW(
-        groups or decayed(model, weight_decay), lr=learning_rate, betas=betas
-    )
+    groups = decay_groups(model, weight_decay, decayed)
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
     kept = _Checkpoint(folder, model, optimizer)
     fitted = kept.load()
     while not fitted.finished:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atlas_memory.experiments.experiment import Cell, Workspace
 
 if TYPE_CHECKING:
-    from atlas_memory.serving.loading import Loaded
+    from atlas_memory.reading.loading import Loaded
     from atlas_memory.training.prepare import Prepared
     from atlas_memory.training.recipe import Recipe
 
@@ -34,6 +34,26 @@ def published(size: str) -> Recipe:
     from atlas_memory.training.recipe import find_recipe, load_recipe
 
     return load_recipe(find_recipe(size))
+
+
+# Settings of the same experiments with models that learn on a CPU.
+SMOKE_TEXT: dict[str, Any] = {
+    "data": "python",
+    "tokenizer": "bytes",
+    "size": "tiny",
+    "parameters": 20_000,
+    "steps": 2,
+    "learning_rate": 4e-3,
+    "warmup": 1,
+    "validation_tokens": 512,
+}
+SMALL_TEXT = SMOKE_TEXT | {
+    "data": "enwik8",
+    "parameters": 200_000,
+    "steps": 600,
+    "warmup": 20,
+    "validation_tokens": 65_536,
+}
 
 
 def published_text(size: str) -> dict[str, Any]:
@@ -66,7 +86,7 @@ def prepared(recipe: Recipe, workspace: Workspace) -> Prepared:
 
 
 def train_prepared(what: Prepared, workspace: Workspace) -> tuple[Loaded, dict[str, Any]]:
-    from atlas_memory.serving.loading import load_run
+    from atlas_memory.reading.loading import load_run
     from atlas_memory.training.run import run
     from atlas_memory.training.run_folder import RunFolder
 

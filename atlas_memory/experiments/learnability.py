@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.experiments.experiment import (
-    Cell,
-    Experiment,
-    Result,
-    Settings,
-    Table,
-    Workspace,
-)
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
 from atlas_memory.experiments.online_learning import (
     MAPPINGS,
     RULES,

@@ -9,10 +9,12 @@ nothing measurable on four thousand, so nothing else would teach it.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,15 +24,17 @@ from atlas_memory.layers.shapes_only import num_parameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from atlas_memory.experiments.experiment import Workspace
+    from atlas_memory.experiments.experiment import Cell, Workspace
     from atlas_memory.model import AtlasForCausalLM
+    from atlas_memory.tasks.words import Words
 
 Batch = tuple["Tensor", "Tensor", float]
 Lesson = Callable[[int, int, np.random.Generator], tuple[Any, Any]]
+# What a model says to questions, (row, ids), by a number of ids.
+Answer = Callable[[list[tuple[int, list[int]]], int], list[list[int]]]
 
 # Titans in the arrangement of Atlas' row, which the package has no name for.
 TITANS_MAC = "titans_mac"
-BLOCK = 2_048  # tokens of a forward pass
 FLOOR = 1e-8  # a gate below it is closed: ten million of them add up to a tenth
 
 # Settings of a model that learns a long task in minutes.
@@ -51,6 +55,7 @@ SHAPE: dict[str, Any] = {
     "rate": 4e-3,
     "price": 0.15,
 }
+SMOKE: dict[str, Any] = {"corpus": "noise", "buckets": 32, "dim": 16}
 LARGE: dict[str, Any] = {
     "dim": 768,
     "heads": 12,
@@ -61,6 +66,30 @@ LARGE: dict[str, Any] = {
     "omega": 16,
     "price": 0.0,
 }
+
+
+def presets(
+    small: dict[str, Any], smoke: dict[str, Any], paper: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """A task's own settings, and what differs from them where all is tiny, or as published."""
+    own = SHAPE | small
+    return {"smoke": own | SMOKE | smoke, "small": own, "paper": own | LARGE | paper}
+
+
+class LongTask(Protocol):
+    """What a cell trains on and asks, in words, in texts of any length."""
+
+    @property
+    def words(self) -> Words: ...
+
+    def lesson(self, tokens: int, questions: int, random: np.random.Generator) -> tuple[Any, Any]:
+        """ids and labels [tokens] of a text to learn from."""
+
+    def sample(self, tokens: int, random: np.random.Generator) -> Any:
+        """A text to ask about: its `context`, and whatever `score` needs."""
+
+    def score(self, drawn: list[Any], answer: Answer) -> dict[str, Any]:
+        """Figures of what was answered, `accuracy` among them."""
 
 
 def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCausalLM:
@@ -196,17 +225,44 @@ def _stage(stages: list[list[int]], step: int) -> tuple[int, list[int]]:
 
 
 def learn_and_measure(
-    model: AtlasForCausalLM,
-    cell: Mapping[str, Any],
-    lesson: Lesson,
-    at_length: Callable[[int, int, Path], dict[str, Any]],
-    workspace: Workspace,
+    task_of: Callable[[Cell, Callable[[str], None]], LongTask], cell: Cell, workspace: Workspace
 ) -> dict[str, Any]:
-    """Train on short texts, then read long ones and ask."""
-    fitted = train(model, cell, lesson, workspace.folder, workspace.say)
+    """Train on short texts of a cell's task, then read long ones and ask."""
+    import torch
+
+    torch.manual_seed(cell["seed"])
+    task = task_of(cell, workspace.say)
+    model = build(cell["variant"], cell, len(task.words))
+    fitted = train(model, cell, task.lesson, workspace.folder, workspace.say)
     model.train(False)
+    at_length = partial(asked, model, task, workspace.say)
     measured = measure(cell["lengths"], at_length, workspace.folder, workspace.say)
     return {"training": fitted, "parameters": num_parameters(model), "lengths": measured}
+
+
+def asked(
+    model: AtlasForCausalLM,
+    task: LongTask,
+    say: Callable[[str], None],
+    tokens: int,
+    samples: int,
+    keep: Path,
+) -> dict[str, Any]:
+    """Read `samples` texts of a length side by side, and ask each of them."""
+    from atlas_memory.evaluation.long_reading import BLOCK, answer, read_through
+    from atlas_memory.tasks.background import in_rows
+
+    drawn = [task.sample(tokens, np.random.default_rng([tokens, row])) for row in range(samples)]
+    begun = time.monotonic()
+    blocks = in_rows([sample.context for sample in drawn], BLOCK)
+    cache = read_through(model, blocks, tokens, say, keep)
+    return {
+        "tokens": tokens,
+        "samples": samples,
+        "seconds": time.monotonic() - begun,
+        **task.score(drawn, partial(answer, model, cache)),
+        "state_bytes": cache.num_bytes // samples,
+    }
 
 
 def priced(settings: Mapping[str, Any]) -> list[str]:

@@ -32,8 +32,6 @@ PUBLISHED_TASKS = {
     "selective_copying": 3,
     "memorization": 4,
 }
-# the same benchmark by others: Poli et al. as reprinted with DeltaNet, for memorization
-ELSEWHERE = {"transformer_plus": 85.2, "mamba": 89.5, "gla": 63.3, "deltanet": 52.8}
 
 PAPER: dict[str, Any] = {
     "difficulties": {name: mad.settings(name) for name in mad.TASKS},
@@ -121,7 +119,8 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         _batches(train, cell["batch"], cell["seed"]),
         steps=per_epoch * cell["epochs"],
         learning_rate=cell["rate"],
-        groups=[{"params": list(model.parameters()), "weight_decay": cell["decay"]}],
+        weight_decay=cell["decay"],
+        decayed="all",
         betas=(0.9, 0.999),
         schedule=cell["schedule"],
         final=1e-6,

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
-from atlas_memory.experiments.long_context import (
-    BLOCK,
-    LARGE,
-    SHAPE,
-    TITANS_MAC,
-    build,
-    learn_and_measure,
-    priced,
-    short,
-)
+from atlas_memory.experiments import long_context
+from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import needle
 from atlas_memory.tasks.corpora import backgrounds
-from atlas_memory.tasks.needle_lesson import lesson, sample, vocabulary
+from atlas_memory.tasks.needle_lesson import Sample, lesson, sample, vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.tasks.background import Background
     from atlas_memory.tasks.words import Words
 
@@ -48,34 +39,27 @@ PUBLISHED = {
     ("DeltaNet", "w"): (46.2, 20.0, 1.6),
 }
 
-SMALL: dict[str, Any] = SHAPE | {
-    "kinds": {"pk": 4, "n": 4},  # kind of needle: signs of its value
-    "megabytes": 2.0,
-    # shortest and longest text, needles, tokens of a batch, steps
-    "stages": [
-        [120, 120, 3, 1_500, 300],
-        [120, 400, 3, 1_500, 150],
-        [400, 1_000, 3, 2_000, 100],
-    ],
-    # tokens, samples
-    "lengths": [[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
-}
-PRESETS = {
-    "smoke": SMALL
-    | {
+PRESETS = long_context.presets(
+    small={
+        "kinds": {"pk": 4, "n": 4},  # kind of needle: signs of its value
+        "megabytes": 2.0,
+        # shortest and longest text, needles, tokens of a batch, steps
+        "stages": [
+            [120, 120, 3, 1_500, 300],
+            [120, 400, 3, 1_500, 150],
+            [400, 1_000, 3, 2_000, 100],
+        ],
+        # tokens, samples
+        "lengths": [[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
+    },
+    smoke={
         "kinds": {"n": 2},
-        "corpus": "noise",
-        "buckets": 32,
-        "dim": 16,
         "stages": [[120, 120, 2, 300, 2], [120, 200, 2, 300, 1]],
         "lengths": [[200, 2], [2_500, 2]],
     },
-    "small": SMALL,
     # What the table of the paper has is `atlas eval RUN --task niah` of a language model; this is
     # the same table for models that are trained on the task, at its lengths.
-    "paper": SMALL
-    | LARGE
-    | {
+    paper={
         "kinds": {"pk": 7, "n": 7, "w": 32},
         "megabytes": 20.0,
         "buckets": 30_000,
@@ -84,7 +68,7 @@ PRESETS = {
         "rate": 4e-4,
         "lengths": [[2_048, 500], [4_096, 500], [8_192, 500], [16_384, 500]],
     },
-}
+)
 
 
 def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
@@ -97,62 +81,40 @@ def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> l
     ]
 
 
-def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
-    """Train on short haystacks, then read long ones and ask."""
-    import torch
+@dataclass(frozen=True)
+class Needles:
+    """A kind of needle whose values have so many signs, and its haystacks."""
 
-    torch.manual_seed(cell["seed"])
-    words = vocabulary(cell["buckets"])
-    training, testing = haystacks(cell, words, workspace)
-    model = build(cell["variant"], cell, len(words))
+    kind: str
+    signs: int
+    words: Words
+    training: Background
+    testing: Background
 
-    def make(tokens: int, needles: int, random: np.random.Generator) -> Any:
-        return lesson(cell["kind"], tokens, needles, cell["signs"], training, words, random)
+    @staticmethod
+    def of(cell: Cell, say: Callable[[str], None]) -> Needles:
+        words = vocabulary(cell["buckets"])
+        if needle.KINDS[cell["kind"]][0] == "noise":
+            haystacks = (needle.noise(words.encode, repetitions=64),) * 2
+        else:
+            corpus, megabytes = cell["corpus"], cell["megabytes"]
+            haystacks = backgrounds(corpus, megabytes, words.encode, words.others, say)
+        return Needles(cell["kind"], cell["signs"], words, *haystacks)
 
-    def at_length(tokens: int, samples: int, keep: Path) -> dict[str, Any]:
-        return asked(model, cell, tokens, samples, testing, words, keep, workspace.say)
+    def lesson(self, tokens: int, needles: int, random: np.random.Generator) -> tuple[Any, Any]:
+        return lesson(self.kind, tokens, needles, self.signs, self.training, self.words, random)
 
-    return learn_and_measure(model, cell, make, at_length, workspace)
+    def sample(self, tokens: int, random: np.random.Generator) -> Sample:
+        return sample(self.kind, tokens, self.signs, self.testing, self.words, random)
+
+    def score(self, drawn: list[Sample], answer: long_context.Answer) -> dict[str, Any]:
+        """Each text is asked for its needle; every sign must be right."""
+        said = answer([(row, s.question) for row, s in enumerate(drawn)], self.signs)
+        hits = np.array(said) == np.array([s.value for s in drawn])
+        return {"accuracy": float(np.mean(hits.all(axis=1))), "signs": float(np.mean(hits))}
 
 
-def haystacks(cell: Cell, words: Words, workspace: Workspace) -> tuple[Background, Background]:
-    if needle.KINDS[cell["kind"]][0] == "noise":
-        repeated = needle.noise(words.encode, repetitions=64)
-        return repeated, repeated
-    corpus, megabytes = cell["corpus"], cell["megabytes"]
-    return backgrounds(corpus, megabytes, words.encode, words.others, workspace.say)
-
-
-def asked(
-    model: AtlasForCausalLM,
-    cell: Cell,
-    tokens: int,
-    samples: int,
-    haystack: Background,
-    words: Words,
-    keep: Path,
-    say: Any,
-) -> dict[str, Any]:
-    """Read `samples` texts side by side and ask each for its needle; every sign must be right."""
-    from atlas_memory.evaluation.long_reading import answer, read_through
-    from atlas_memory.tasks.background import in_rows
-
-    kind, signs = cell["kind"], cell["signs"]
-    drawn = [
-        sample(kind, tokens, signs, haystack, words, np.random.default_rng([tokens, row]))
-        for row in range(samples)
-    ]
-    cache = read_through(model, in_rows([s.context for s in drawn], BLOCK), tokens, say, keep)
-    said = answer(model, cache, [(row, s.question) for row, s in enumerate(drawn)], signs)
-    right = [ids == s.value for ids, s in zip(said, drawn, strict=True)]
-    hits = np.mean([ids == np.array(s.value) for ids, s in zip(said, drawn, strict=True)])
-    return {
-        "tokens": tokens,
-        "samples": samples,
-        "accuracy": float(np.mean(right)),
-        "signs": float(hits),
-        "state_bytes": cache.num_bytes // samples,
-    }
+run = partial(long_context.learn_and_measure, Needles.of)
 
 
 def table(results: list[Result]) -> Table:
@@ -170,9 +132,11 @@ def table(results: list[Result]) -> Table:
         if kind in kinds
     ]
     counts = {m["tokens"]: m["samples"] for m in results[0].figures["lengths"]} if results else {}
-    samples = ", ".join(f"{short(n)}: {count}" for n, count in counts.items())
+    samples = ", ".join(f"{long_context.short(n)}: {count}" for n, count in counts.items())
     return Table(
-        ["model", "needle", "seed", *map(short, lengths)], rows, [*notes, f"samples: {samples}"]
+        ["model", "needle", "seed", *map(long_context.short, lengths)],
+        rows,
+        [*notes, f"samples: {samples}"],
     )
 
 
@@ -204,7 +168,7 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
         f"the haystack is {settings['corpus']}, from a random sentence on, not the essays",
         "training texts have several needles, each with its question behind it",
     ]
-    return said + priced(settings)
+    return said + long_context.priced(settings)
 
 
 EXPERIMENT = Experiment(
@@ -212,7 +176,7 @@ EXPERIMENT = Experiment(
     "Is a number that was read once found again in a text many times longer than those "
     "of the training? The paper: Atlas keeps 97% (PK) and 84% (N) at 16K tokens after 4K.",
     PRESETS,
-    ("atlas_mac", TITANS_MAC, "swa", "omeganet", "gated_deltanet", "transformer_plus"),
+    ("atlas_mac", long_context.TITANS_MAC, "swa", "omeganet", "gated_deltanet", "transformer_plus"),
     *(cells, run, table, plot, deviations),
-    choices=(*VARIANTS, TITANS_MAC),
+    choices=(*VARIANTS, long_context.TITANS_MAC),
 )

@@ -130,8 +130,7 @@ def _run_stand_in(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 
 def word_tokenizer(documents: Documents) -> Tokenizer:
     """One token a word with its sign, so that the task is recall and not spelling."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     from atlas_memory.data.tokenizer import Tokenizer
@@ -172,8 +171,7 @@ def training_batches(
 
 def _contains(model: Any, tokenizer: Tokenizer, cell: Cell, pairs: int) -> float:
     """By the prompt, the greedy answer and the metric of the published benchmarks."""
-    from atlas_memory.evaluation.recall import TASKS as BENCHMARKS
-    from atlas_memory.evaluation.recall import evaluate, items
+    from atlas_memory.evaluation.recall import TASKS as BENCHMARKS, evaluate, items
 
     held_out = Documents(pairs, cell["keys"], cell["values"], cell["seed"] + EVALUATION_SEED)
     rows = (held_out[n] for n in range(cell["items"]))

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
-from atlas_memory.experiments.language_model import published_text
+from atlas_memory.experiments.language_model import SMALL_TEXT, SMOKE_TEXT, published_text
 from atlas_memory.experiments.text_models import SECOND, second, train_and_score
 
 if TYPE_CHECKING:
@@ -22,33 +22,20 @@ _SHAPE = {
     "memory.architecture.expansion": 2,
 }
 PRESETS: dict[str, Settings] = {
-    "smoke": {
+    "smoke": SMOKE_TEXT
+    | {
         "windows": [1, 4],
         "lengths": [16, 32],
-        "data": "python",
-        "tokenizer": "bytes",
-        "size": "tiny",
         "changes": {**_SHAPE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "parameters": 20_000,
         "tokens_a_step": 64,
-        "steps": 2,
-        "learning_rate": 4e-3,
-        "warmup": 1,
-        "validation_tokens": 512,
     },
-    "small": {
+    "small": SMALL_TEXT
+    | {
         "windows": [1, 2, 4, 8, 16],
         "lengths": [512, 1024],
-        "data": "enwik8",
-        "tokenizer": "bytes",
-        "size": "tiny",
         "changes": {**_SHAPE, "memory.chunk": 64},
-        "parameters": 200_000,
         "tokens_a_step": 2048,
         "steps": 200,
-        "learning_rate": 4e-3,
-        "warmup": 20,
-        "validation_tokens": 65_536,
     },
     "paper": published_text("340m")
     | {

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
+from atlas_memory.memory.backward import OwnBackward
 from atlas_memory.memory.tables import scalar
 
 LinearMap = Callable[[Tensor], Tensor]
@@ -30,7 +31,7 @@ def plain(W: Tensor) -> LinearMap:
     return lambda x: x @ W.mT
 
 
-class _ThroughGelu(torch.autograd.Function):
+class _ThroughGelu(OwnBackward):
     """gradient * gelu'(z), with gelu''(z) = pdf(z) (2 - z^2) in few passes over memory."""
 
     @staticmethod
@@ -50,7 +51,7 @@ class _ThroughGelu(torch.autograd.Function):
 
 
 def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
-    passed: Tensor = _ThroughGelu.apply(gradient, z)  # type: ignore[no-untyped-call]
+    passed: Tensor = _ThroughGelu.apply(gradient, z)
     return passed
 
 
@@ -58,7 +59,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=-1, keepdim=True)
 
 
-class _Unit(torch.autograd.Function):
+class _Unit(OwnBackward):
     """h = s / length, length = sqrt(||s||^2 + SMALL)."""
 
     @staticmethod
@@ -77,7 +78,7 @@ class _Unit(torch.autograd.Function):
         return torch.addcmul(dh, h, along, value=-1).div_(length)
 
 
-class _ThroughUnit(torch.autograd.Function):
+class _ThroughUnit(OwnBackward):
     """(dh - h <h, dh>) / length: the derivative of `_Unit`, and its own."""
 
     @staticmethod
@@ -98,12 +99,12 @@ class _ThroughUnit(torch.autograd.Function):
 
 
 def _unit(s: Tensor) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = _Unit.apply(s)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, Tensor] = _Unit.apply(s)
     return made
 
 
 def _through_unit(dh: Tensor, h: Tensor, length: Tensor) -> Tensor:
-    ds: Tensor = _ThroughUnit.apply(dh, h, length)  # type: ignore[no-untyped-call]
+    ds: Tensor = _ThroughUnit.apply(dh, h, length)
     return ds
 
 

@@ -180,22 +180,29 @@ def gradient_point(spec: MemorySpec, L: Tensors, alpha: Tensor) -> Tensors:
     return tuple(spec.retention.weights(w) for w in L)
 
 
+def at_start(
+    spec: MemorySpec, state: Tensors, streams: Tensors, shared: Tensors
+) -> tuple[Tensors, Tensors, Tensor, tuple[RankOne, ...]]:
+    """What a chunk begins with: weights L, momenta S, phi(q), and the gradients of its pairs."""
+    q, k, v, alpha = streams[:4]
+    half = len(state) // 2 if spec.optimizer.momentum else len(state)
+    L, constants = state[:half], shared[0] if shared else None
+    phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
+    pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
+    return L, state[half:], phi_q, pairs
+
+
 def pair_body(spec: MemorySpec) -> Body:
     """One chunk of a rule whose weights are a sum over pairs (no Newton-Schulz, no map)."""
 
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        q, k, v, alpha = streams[:4]
-        half = len(state) // 2 if spec.optimizer.momentum else len(state)
-        L, S = state[:half], state[half:]
-        constants = shared[0] if shared else None
-        phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
-        pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
+        L, S, phi_q, pairs = at_start(spec, state, streams, shared)
         c = hoisted(spec, streams)
-        momenta = S or (None,) * half
+        momenta = S or (None,) * len(L)
         maps = [PairSum(w, s, p, c) for w, s, p in zip(L, momenta, pairs, strict=True)]
-        y, _ = spec.architecture.forward(maps, phi_q, q)
+        y, _ = spec.architecture.forward(maps, phi_q, streams[0])
         after = tuple(m.end() for m in maps)
         return y, after + tuple(m.end_momentum() for m in maps if m.S is not None)
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from atlas_memory.memory.backward import OwnBackward
+
 KELLER = (3.4445, -4.7750, 2.0315)
 
 
@@ -29,7 +31,7 @@ def newton_schulz(
     return iterate(X, steps, *coefficients).reshape(S.shape)
 
 
-class _Direct(torch.autograd.Function):
+class _Direct(OwnBackward):
     """X <- aX + BX, B = bA + cA^2, A = XX^T, and its backward with A and B symmetric."""
 
     @staticmethod
@@ -58,7 +60,7 @@ class _Direct(torch.autograd.Function):
 
 
 def _direct(X: Tensor, steps: int, *coefficients: float) -> Tensor:
-    made: Tensor = _Direct.apply(X, steps, *coefficients)  # type: ignore[no-untyped-call]
+    made: Tensor = _Direct.apply(X, steps, *coefficients)
     return made
 
 

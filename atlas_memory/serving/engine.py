@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from atlas_memory.reading.fingerprint import fingerprint
+from atlas_memory.reading.recent import Recent
 from atlas_memory.serving.batch import Batch, Row, next_tokens
-from atlas_memory.serving.fingerprint import fingerprint
 from atlas_memory.serving.histogram import Histogram
 from atlas_memory.serving.jobs import Event, Failed, Finished, Job, Notify, Progress, Ticket
 from atlas_memory.serving.prefill import Known, Prefill, completes, feed, side_by_side
-from atlas_memory.serving.recent import Recent
 from atlas_memory.serving.scores import Score
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from atlas_memory.serving.reading import Memory
+from atlas_memory.reading.read import Memory
 from atlas_memory.serving.sampling import GREEDY, Sampling
 from atlas_memory.serving.scores import Score
 

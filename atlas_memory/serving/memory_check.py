@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
-from atlas_memory.serving.fingerprint import Fingerprint
-from atlas_memory.serving.memory_file import Contents, MemoryFile, inspect_bytes, to_bytes
-from atlas_memory.serving.reading import Memory, read
+from atlas_memory.reading.fingerprint import Fingerprint
+from atlas_memory.reading.memory_file import Contents, MemoryFile, inspect_bytes, to_bytes
+from atlas_memory.reading.read import Memory, read
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.model import surprise
+from atlas_memory.reading.prefix_cache import borders
+from atlas_memory.reading.read import Memory
+from atlas_memory.reading.recent import Recent
 from atlas_memory.serving.jobs import Completion, Finished, Prompt, Reading, Ticket
-from atlas_memory.serving.prefix_cache import borders
-from atlas_memory.serving.reading import Memory
-from atlas_memory.serving.recent import Recent
 from atlas_memory.serving.scores import Score, scores_of
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
-    from atlas_memory.serving.fingerprint import Fingerprint
+    from atlas_memory.reading.fingerprint import Fingerprint
 
 Known = Recent[bytes, AtlasCache]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atlas_memory.tasks.babilong import hide
 from atlas_memory.tasks.background import Background, Hidden, Ids
 from atlas_memory.tasks.needle import ADJECTIVES, KEYS, NEEDLE, NOISE, NOUNS, values
 from atlas_memory.tasks.words import Words
@@ -72,14 +73,10 @@ def lesson(
     room = tokens - sum(map(len, parts))
     if room < 0:
         raise ValueError(f"{needles} needles do not fit {tokens} tokens; give more")
-    text = haystack.draw(room, random)
-    offsets = [
-        text.offset(int(g)) for g in np.sort(random.integers(text.sentences + 1, size=len(parts)))
-    ]
-    ids = Hidden(text, tuple(zip(offsets, parts, strict=True))).ids()
-    marked = np.full_like(ids, -100)
+    hidden = hide(parts, room, haystack, random)
+    marked = np.full_like(ids := hidden.ids(), -100)
     passed = 0
-    for offset, part, label in zip(offsets, parts, labels, strict=True):
+    for (offset, part), label in zip(hidden.insertions, labels, strict=True):
         marked[offset + passed : offset + passed + len(part)] = label
         passed += len(part)
     return ids, marked

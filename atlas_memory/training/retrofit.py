@@ -56,6 +56,7 @@ def load_start(recipe: Recipe) -> Start:
     import torch
 
     from atlas_memory.data.tokenizer import Tokenizer
+    from atlas_memory.retrofitting.build import retrofit
     from atlas_memory.retrofitting.model import RetrofittedForCausalLM
     from atlas_memory.retrofitting.pretrained import load_pretrained
 
@@ -68,7 +69,7 @@ def load_start(recipe: Recipe) -> Start:
     if not isinstance(model, RetrofittedForCausalLM):
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)  # every process draws the same first weights
-            model = _retrofit(model, recipe)
+            model = retrofit(model, recipe.model.variant, chosen.layers or None, **_shape(recipe))
     elif chosen.lora and not model.config.lora:
         model.model.add_low_rank(chosen.lora)
     choose_trained(model, chosen.train)
@@ -89,26 +90,14 @@ def config_of(recipe: Recipe) -> RetrofitConfig:
     base = load_config(chosen.base)
     if isinstance(base, RetrofitConfig):
         return base
-    shape = {"window": chosen.window, "sinks": chosen.sinks, "lora": chosen.lora}
-    memory, layers = _memory(recipe), chosen.layers or None
-    variant = recipe.model.variant
-    return retrofit_config(base, variant, layers, head=chosen.head, memory=memory, **shape)
+    return retrofit_config(base, recipe.model.variant, chosen.layers or None, **_shape(recipe))
 
 
-def _retrofit(base: Any, recipe: Recipe) -> RetrofittedForCausalLM:
-    from atlas_memory.retrofitting.build import retrofit
-
+def _shape(recipe: Recipe) -> dict[str, Any]:
+    """What is added, in the words of `retrofit`."""
     chosen = recipe.retrofit
-    return retrofit(
-        base,
-        recipe.model.variant,
-        chosen.layers or None,
-        chosen.window,
-        sinks=chosen.sinks,
-        lora=chosen.lora,
-        head=chosen.head,
-        memory=_memory(recipe),
-    )
+    shape = {name: getattr(chosen, name) for name in ("window", "sinks", "lora", "head")}
+    return {**shape, "memory": _memory(recipe)}
 
 
 def _memory(recipe: Recipe) -> MemorySpec:

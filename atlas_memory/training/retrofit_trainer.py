@@ -50,21 +50,14 @@ class RetrofitTrainer(AtlasTrainer):
             for (part, decays), parameters in groups.items()
         ]
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
+    def taught(self, loss: Tensor, outputs: Any, inputs: dict[str, Any]) -> Tensor:
         """At first what the base would say with full attention, then what the text says."""
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if self.teacher is not None and self.state.global_step < self.chosen.distil:
-            with torch.no_grad():
-                asked = {name: x for name, x in inputs.items() if name != "labels"}
-                said = self.teacher(**asked, use_cache=False).logits
-            loss = divergence(outputs.logits, said) / self.args.gradient_accumulation_steps
-        return (loss, outputs) if return_outputs else loss
+        if self.teacher is None or self.state.global_step >= self.chosen.distil:
+            return loss
+        with torch.no_grad():
+            asked = {name: x for name, x in inputs.items() if name != "labels"}
+            said = self.teacher(**asked, use_cache=False).logits
+        return divergence(outputs.logits, said) / self.args.gradient_accumulation_steps
 
 
 def divergence(logits: Tensor, teacher: Tensor) -> Tensor:

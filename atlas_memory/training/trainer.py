@@ -27,10 +27,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import Trainer
 
+from atlas_memory.names import reason
 from atlas_memory.training import checkpoints
 from atlas_memory.training.divergence import report
 from atlas_memory.training.run_folder import RunFolder
 from atlas_memory.training.stream import Stream
+from atlas_memory.training.weight_decay import decayed_names
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 DATA = "data.json"
@@ -89,7 +91,12 @@ class AtlasTrainer(Trainer):
             self.stream.give(outputs.past_key_values)
         if not math.isfinite(value := loss.item()):
             raise self._diverged(f"the loss is {value}")
+        loss = self.taught(loss, outputs, inputs)
         return (loss, outputs) if return_outputs else loss
+
+    def taught(self, loss: Tensor, outputs: Any, inputs: dict[str, Any]) -> Tensor:
+        """What is learned from a batch: its own loss, unless there is a teacher."""
+        return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """Clip, and stop before a gradient that is no number reaches the weights."""
@@ -106,9 +113,7 @@ class AtlasTrainer(Trainer):
         return report(folder, model, self._batch, self.state.global_step, what)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices decay; norms, biases and the feature map's log coefficients do not."""
-        named = model.named_parameters()
-        return [n for n, p in named if p.ndim >= 2 and not n.endswith("log_coefficients")]
+        return decayed_names(model)
 
     # ---- validation ------------------------------------------------------------------------
 
@@ -187,10 +192,10 @@ class AtlasTrainer(Trainer):
         older = [p.name for p in checkpoints.checkpoints(folder)]
         free = shutil.disk_usage(folder).free / 1e6
         left = f"{older[-1]} is intact" if older else "there is no older one"
-        reason = str(error).strip().split("\n")[0]
         return checkpoints.SaveError(
-            f"{name} could not be written to {folder}: {reason} ({free:,.0f} MB free); {left}; "
-            f"make room, then go on with: atlas train {self.surroundings.folder.path} --resume"
+            f"{name} could not be written to {folder}: {reason(error)} ({free:,.0f} MB free); "
+            f"{left}; make room, then go on with: "
+            f"atlas train {self.surroundings.folder.path} --resume"
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

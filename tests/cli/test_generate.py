@@ -7,8 +7,7 @@ import sys
 import pytest
 import torch
 from saved import byte_model, save_model
-from small_runs import atlas as atlas_process
-from small_runs import set_options, write_text
+from small_runs import atlas as atlas_process, set_options, write_text
 
 from atlas_memory.cli.main import main
 

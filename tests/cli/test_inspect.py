@@ -12,7 +12,7 @@ from commands import command_line
 from saved import byte_model, save_model
 
 from atlas_memory.data.tokenizer import load_tokenizer, train_tokenizer
-from atlas_memory.serving.report import excerpt
+from atlas_memory.inspection.report import excerpt
 
 TEXT = (
     "Call me Ishmael. </script><b>Some years ago</b> \u2013 never mind \u2013 having “little” or\n"

@@ -168,8 +168,8 @@ def test_bytes_are_what_the_memory_says(run_folder, folder, atlas):
     """The number that the server tells of the same memory."""
     from pathlib import Path
 
-    from atlas_memory.serving.loading import load_run
-    from atlas_memory.serving.reading import Memory
+    from atlas_memory.reading.loading import load_run
+    from atlas_memory.reading.read import Memory
 
     atlas("memorize", run_folder, "book.txt", "--out", "b.memory")
     _, out, _ = atlas("memory", "b.memory", "--json")

@@ -5,20 +5,7 @@ import math
 import pytest
 import torch
 
-from atlas_memory.experiments.associations import (
-    draw,
-    error,
-    expected_rank,
-    fit_deep,
-    least_squares,
-    lift,
-    make_features,
-    matrices,
-    num_parameters,
-    online,
-    rank,
-    recall,
-)
+from atlas_memory.experiments import associations as pairs
 from atlas_memory.experiments.capacity import EXPERIMENT, _largest
 from atlas_memory.experiments.experiment import Result, Workspace
 from atlas_memory.experiments.runner import order
@@ -42,46 +29,46 @@ from atlas_memory.memory import L2, GradientDescent, Identity, Matrix, MemorySpe
 )
 def test_rank(features, d, degree, unit, dimension):
     constant = features == "elementwise"
-    chosen = make_features(features, degree)
-    K, _ = draw(dimension + 30, d, 1, unit=unit, seed=3)
-    assert rank(lift(K, chosen, constant=constant)) == dimension
-    assert expected_rank(features, degree, d, unit=unit, constant=constant) == dimension
+    chosen = pairs.make_features(features, degree)
+    K, _ = pairs.draw(dimension + 30, d, 1, unit=unit, seed=3)
+    assert pairs.rank(pairs.lift(K, chosen, constant=constant)) == dimension
+    assert pairs.expected_rank(features, degree, d, unit=unit, constant=constant) == dimension
 
 
 @pytest.mark.parametrize(("d", "degree", "m"), [(9, 1, 69), (8, 2, 105), (8, 3, 225), (16, 2, 213)])
 def test_least_squares_leaves_what_the_rank_does_not_reach(d, degree, m):
-    features = make_features("identity" if degree == 1 else "polynomial", degree)
+    features = pairs.make_features("identity" if degree == 1 else "polynomial", degree)
     errors = []
     for seed in range(3):
-        K, V = draw(m, d, 8, unit=False, seed=seed)
-        errors.append(error(least_squares(lift(K, features), V), V))
+        K, V = pairs.draw(m, d, 8, unit=False, seed=seed)
+        errors.append(pairs.error(pairs.least_squares(pairs.lift(K, features), V), V))
     assert sum(errors) / 3 == pytest.approx(1 - features.dim(d) / m, abs=0.04)
 
 
 def test_gradient_descent_from_zero_tends_to_least_squares():
-    K, V = draw(12, 8, 4, unit=True, seed=0)
+    K, V = pairs.draw(12, 8, 4, unit=True, seed=0)
     W = torch.zeros(4, 8, dtype=K.dtype)
     for _ in range(20_000):
         W -= 0.1 * (W @ K.mT - V.mT) @ K
-    torch.testing.assert_close(K @ W.mT, least_squares(K, V), rtol=0, atol=1e-9)
+    torch.testing.assert_close(K @ W.mT, pairs.least_squares(K, V), rtol=0, atol=1e-9)
 
 
 def test_as_many_pairs_as_features_are_stored_and_recalled():
-    K, V = draw(45, 8, 8, unit=False, seed=1)
-    answers = least_squares(lift(K, make_features("polynomial", 2)), V)
-    assert error(answers, V) < 1e-12
-    assert recall(answers, V) == 1.0
+    K, V = pairs.draw(45, 8, 8, unit=False, seed=1)
+    answers = pairs.least_squares(pairs.lift(K, pairs.make_features("polynomial", 2)), V)
+    assert pairs.error(answers, V) < 1e-12
+    assert pairs.recall(answers, V) == 1.0
 
 
 def test_a_deep_memory_stores_pairs_up_to_its_parameters():
     d, width = 4, 16
-    size = num_parameters(matrices(d, d, 2, width))
+    size = pairs.num_parameters(pairs.matrices(d, d, 2, width))
     assert size == 2 * d * width
     below, above = round(0.7 * size / d), round(1.5 * size / d)
     assert below > d
     for m, stored in ((below, True), (above, False)):
-        K, V = draw(m, d, d, unit=False, seed=0)
-        found = error(fit_deep(K, V, 2, width, 60, seed=0), V)
+        K, V = pairs.draw(m, d, d, unit=False, seed=0)
+        found = pairs.error(pairs.fit_deep(K, V, 2, width, 60, seed=0), V)
         assert (found < 1e-3) is stored, (m, found)
 
 
@@ -91,8 +78,8 @@ def test_delta_rule_stores_orthonormal_keys_in_one_pass():
         Identity(), Matrix(), L2(), GradientDescent(), NoRetention(), window=1, chunk=1
     )
     K = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).double())[0]
-    _, V = draw(8, 8, 5, unit=False, seed=0)
-    done = online(spec, [(K, V)], [(1.0, 0.0), (0.25, 0.0)], seed=0)
+    _, V = pairs.draw(8, 8, 5, unit=False, seed=0)
+    done = pairs.online(spec, [(K, V)], [(1.0, 0.0), (0.25, 0.0)], seed=0)
     assert done.errors[0] < 1e-20
     assert done.recalls[0] == 1.0
     assert done.errors[1] == pytest.approx(0.75**2)
@@ -102,7 +89,7 @@ def test_divergence_is_an_infinite_error():
     spec = MemorySpec(
         Identity(), Matrix(), L2(), GradientDescent(), NoRetention(), window=16, chunk=1
     )
-    done = online(spec, [draw(2000, 4, 4, unit=True, seed=0)], [(1.0, 0.0)], seed=0)
+    done = pairs.online(spec, [pairs.draw(2000, 4, 4, unit=True, seed=0)], [(1.0, 0.0)], seed=0)
     assert done.errors == [math.inf]
 
 

@@ -12,6 +12,7 @@ from atlas_memory.experiments import babilong, needle
 from atlas_memory.experiments.experiment import Result
 from atlas_memory.experiments.long_context import Price, batch_of, build, measure, short
 from atlas_memory.tasks import needle_lesson
+from atlas_memory.tasks.babilong import questions
 from atlas_memory.tasks.background import Background
 
 CELL = dict(babilong.PRESETS["smoke"], seed=0)
@@ -107,6 +108,38 @@ def test_a_needle_to_be_found_is_in_its_text():
         drawn = needle_lesson.sample("n", 200, 3, book, words, np.random.default_rng(seed))
         assert len(drawn.context) == 200
         assert f"is : {words.decode(drawn.value)} ." in words.decode(drawn.context.ids())
+
+
+def test_a_text_of_babilong_scores_the_share_of_its_questions():
+    cell = CELL | {"corpus": "noise", "buckets": 8}
+    task = babilong.Located.of(cell, print)
+    drawn = [task.sample(100, np.random.default_rng(seed)) for seed in range(2)]
+    told = [questions(sample.problem) for sample in drawn]
+
+    def first_of_each(asked, new_tokens):
+        """The first question of a text is answered, the others are not."""
+        assert new_tokens == 1
+        known = [(row, task.words.encode(f"{told[row][0][0]} <gen>")) for row in range(2)]
+        return [
+            task.words.encode(told[row][0][1]) if (row, ids) in known else [0] for row, ids in asked
+        ]
+
+    found = task.score(drawn, first_of_each)
+    assert found["questions"] == sum(map(len, told)) > 2
+    assert found["accuracy"] == pytest.approx(np.mean([1 / len(own) for own in told]))
+
+
+def test_a_needle_is_found_when_every_sign_is_right():
+    cell = needle.PRESETS["smoke"] | {"kind": "n", "signs": 3}
+    task = needle.Needles.of(cell, print)
+    drawn = [task.sample(100, np.random.default_rng(seed)) for seed in range(2)]
+
+    def nearly(asked, new_tokens):
+        """The last sign of the second text is wrong."""
+        assert ([row for row, _ in asked], new_tokens) == ([0, 1], 3)
+        return [drawn[0].value, [*drawn[1].value[:2], 0]]
+
+    assert task.score(drawn, nearly) == {"accuracy": 0.5, "signs": pytest.approx(5 / 6)}
 
 
 @pytest.mark.parametrize("experiment", [babilong, needle])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from streams import rows, stream
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,10 +18,6 @@ OPTIONS = [{}, {"conv": 4}, {"persistent": 3}]
 def build(window, **options):
     torch.manual_seed(0)
     return Attention(16, 2, window=window, **options).double()
-
-
-def rows(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def literal(layer, x):
@@ -60,11 +57,8 @@ def test_equals_the_definition(window, time):
 @pytest.mark.parametrize("cuts", [[1] * 23, [2, 20, 1], [5, 1, 17]])
 def test_any_cut_gives_the_same(window, options, cuts):
     layer, x = build(window, **options), rows(2, 23, 16)
-    state, parts = None, []
-    for part in x.split(cuts, dim=1):
-        y, state = layer(part, state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x)[0], rtol=0, atol=1e-13)
+    y, state = stream(layer, x, cuts)
+    torch.testing.assert_close(y, layer(x)[0], rtol=0, atol=1e-13)
     assert state.position.tolist() == [23, 23]
 
 

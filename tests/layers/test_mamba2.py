@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from streams import rows, stream
 
 from atlas_memory.layers.mamba2 import Mamba2
 
@@ -13,10 +14,6 @@ def layer():
     for parameter in layer.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return layer
-
-
-def rows(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def test_equals_transformers(layer):
@@ -35,11 +32,8 @@ def test_gradients_equal_transformers(layer):
 @pytest.mark.parametrize("cuts", [[1] * 9, [2, 7], [5, 1, 3]])
 def test_any_cut_gives_the_same(layer, cuts):
     layer, x = layer.double(), rows(2, 9, 8)
-    state, parts = None, []
-    for part in x.split(cuts, dim=1):
-        y, state = layer(part, state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x)[0], rtol=0, atol=1e-13)
+    y, _ = stream(layer, x, cuts)
+    torch.testing.assert_close(y, layer(x)[0], rtol=0, atol=1e-13)
 
 
 def test_heads_must_divide_the_width():

@@ -5,75 +5,60 @@ from pathlib import Path
 
 import pytest
 import torch
+from streams import stream
 
+import atlas_memory as am
 from atlas_memory.layers.memory_layer import MemoryLayer, MemoryLayerState
 from atlas_memory.layers.mesa_layer import MesaLayer, MesaLayerState
-from atlas_memory.memory import (
-    L2,
-    MLP,
-    ChannelRetention,
-    DotProduct,
-    Elementwise,
-    Exponential,
-    FixedRetention,
-    GatedMLP,
-    GradientDescent,
-    Huber,
-    Implicit,
-    Lp,
-    LqRetention,
-    Matrix,
-    MemorySpec,
-    MemoryState,
-    Momentum,
-    Muon,
-    NoRetention,
-    Polynomial,
-    ScalarRetention,
-    Sketch,
-    SoftmaxRetention,
-)
 
-DEEP = MemorySpec(architecture=MLP(expansion=2), bias=Huber(1.0), chunk=4)
-LINEAR = MemorySpec(architecture=Matrix(), bias=DotProduct(), chunk=1)
+DEEP = am.MemorySpec(architecture=am.MLP(expansion=2), bias=am.Huber(1.0), chunk=4)
+LINEAR = am.MemorySpec(architecture=am.Matrix(), bias=am.DotProduct(), chunk=1)
 ROWS = {
-    "titans": replace(DEEP, optimizer=Momentum()),
+    "titans": replace(DEEP, optimizer=am.Momentum()),
     "yaad": DEEP,
-    "omeganet": replace(DEEP, features=Polynomial(2), window=8),
-    "dla": replace(DEEP, bias=DotProduct()),
-    "moneta": replace(DEEP, bias=Lp(3.0), retention=LqRetention(4.0)),
-    "memora": replace(DEEP, bias=L2(), retention=SoftmaxRetention()),
-    "atlas": replace(DEEP, features=Elementwise(2), optimizer=Muon(period=4), window=8),
+    "omeganet": replace(DEEP, features=am.Polynomial(2), window=8),
+    "dla": replace(DEEP, bias=am.DotProduct()),
+    "moneta": replace(DEEP, bias=am.Lp(3.0), retention=am.LqRetention(4.0)),
+    "memora": replace(DEEP, bias=am.L2(), retention=am.SoftmaxRetention()),
+    "atlas": replace(DEEP, features=am.Elementwise(2), optimizer=am.Muon(period=4), window=8),
     "atlas_plus": replace(
-        DEEP, architecture=GatedMLP(expansion=2), optimizer=Muon(period=4), window=8
+        DEEP, architecture=am.GatedMLP(expansion=2), optimizer=am.Muon(period=4), window=8
     ),
 }
-EXACT = replace(DEEP, architecture=MLP(expansion=2, normalize=True), bias=L2(), output="online")
+EXACT = replace(
+    DEEP, architecture=am.MLP(expansion=2, normalize=True), bias=am.L2(), output="online"
+)
 EXACT_ROWS = {
-    "exact_titans": replace(EXACT, optimizer=Momentum()),
-    "exact_omeganet": replace(EXACT, features=Polynomial(2), window=3),
-    "exact_atlas": replace(EXACT, features=Elementwise(2), optimizer=Muon(period=4), window=3),
+    "exact_titans": replace(EXACT, optimizer=am.Momentum()),
+    "exact_omeganet": replace(EXACT, features=am.Polynomial(2), window=3),
+    "exact_atlas": replace(
+        EXACT, features=am.Elementwise(2), optimizer=am.Muon(period=4), window=3
+    ),
     "exact_atlas_plus": replace(
         EXACT,
-        architecture=GatedMLP(expansion=2, normalize=True),
-        optimizer=Muon(period=2),
+        architecture=am.GatedMLP(expansion=2, normalize=True),
+        optimizer=am.Muon(period=2),
         window=6,
     ),
-    "exact_hebbian": replace(EXACT, bias=DotProduct(), retention=FixedRetention(), window=2),
+    "exact_hebbian": replace(EXACT, bias=am.DotProduct(), retention=am.FixedRetention(), window=2),
 }
 ROWS |= EXACT_ROWS
 OTHERS = {
-    "retnet": replace(LINEAR, retention=FixedRetention()),
-    "gla": replace(LINEAR, retention=ChannelRetention()),
-    "polysketch": replace(LINEAR, retention=NoRetention(), features=Sketch(degree=4, size=6)),
-    "deltanet": replace(LINEAR, bias=L2(), retention=NoRetention()),
-    "gated_deltanet": replace(LINEAR, bias=L2(), retention=ScalarRetention(before_gradient=True)),
-    "longhorn": replace(LINEAR, bias=L2(), optimizer=Implicit()),
-    "ttt_linear": replace(LINEAR, bias=L2(), retention=NoRetention(), chunk=4),
-    "ttt_mlp": replace(DEEP, bias=L2(), retention=NoRetention()),
-    "gated_mlp": replace(DEEP, architecture=GatedMLP(expansion=2), optimizer=GradientDescent()),
-    "lp": replace(DEEP, bias=Lp(3.0)),
-    "dot": replace(DEEP, features=Exponential(), window=3),
+    "retnet": replace(LINEAR, retention=am.FixedRetention()),
+    "gla": replace(LINEAR, retention=am.ChannelRetention()),
+    "polysketch": replace(LINEAR, retention=am.NoRetention(), features=am.Sketch(degree=4, size=6)),
+    "deltanet": replace(LINEAR, bias=am.L2(), retention=am.NoRetention()),
+    "gated_deltanet": replace(
+        LINEAR, bias=am.L2(), retention=am.ScalarRetention(before_gradient=True)
+    ),
+    "longhorn": replace(LINEAR, bias=am.L2(), optimizer=am.Implicit()),
+    "ttt_linear": replace(LINEAR, bias=am.L2(), retention=am.NoRetention(), chunk=4),
+    "ttt_mlp": replace(DEEP, bias=am.L2(), retention=am.NoRetention()),
+    "gated_mlp": replace(
+        DEEP, architecture=am.GatedMLP(expansion=2), optimizer=am.GradientDescent()
+    ),
+    "lp": replace(DEEP, bias=am.Lp(3.0)),
+    "dot": replace(DEEP, features=am.Exponential(), window=3),
 }
 ALL = ROWS | OTHERS
 DIM, HEADS = 8, 2
@@ -91,14 +76,6 @@ def layer_of(spec, dim=DIM, heads=HEADS, seed=0, **options):
 def draw(*shape, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def stream(layer, x, cuts):
-    state, parts = None, []
-    for part in x.split(cuts, dim=1):
-        y, state = layer(part, state)
-        parts.append(y)
-    return torch.cat(parts, dim=1), state
 
 
 # ---- one function ------------------------------------------------------------------------------
@@ -201,7 +178,7 @@ def test_a_shut_gate_still_learns():
 
 def test_a_layer_bounds_the_hidden_features():
     with pytest.raises(ValueError, match="needs normalize=True"):
-        MemoryLayer(DIM, HEADS, replace(DEEP, bias=L2(), output="online"))
+        MemoryLayer(DIM, HEADS, replace(DEEP, bias=am.L2(), output="online"))
 
 
 # ---- the state ---------------------------------------------------------------------------------
@@ -223,7 +200,7 @@ def test_a_memory_alone_is_no_layer_state(tmp_path):
     with pytest.raises(ValueError, match=r"no conv\.tail"):
         MemoryLayerState.load(tmp_path / "memory")
     state.save(tmp_path / "layer")
-    assert MemoryState.load(tmp_path / "layer").spec == DEEP
+    assert am.MemoryState.load(tmp_path / "layer").spec == DEEP
 
 
 def test_rows_can_be_selected_and_the_graph_cut():
@@ -316,8 +293,8 @@ def require_finite(layer, tokens, rows=slice(None), block=4096):
 def stale(name, chunk):
     """The row with chunk `chunk`; Muon steps once in it."""
     spec = replace(ROWS[name], chunk=64)
-    if isinstance(spec.optimizer, Muon):
-        spec = replace(spec, optimizer=Muon(period=chunk))
+    if isinstance(spec.optimizer, am.Muon):
+        spec = replace(spec, optimizer=am.Muon(period=chunk))
     return replace(spec, chunk=chunk)
 
 

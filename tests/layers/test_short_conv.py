@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from streams import rows, stream
 
 from atlas_memory.layers.short_conv import ShortConv
 
@@ -10,10 +11,6 @@ from atlas_memory.layers.short_conv import ShortConv
 def conv():
     torch.manual_seed(0)
     return ShortConv(6, size=4).double()
-
-
-def rows(*shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def test_equals_the_definition(conv):
@@ -27,11 +24,8 @@ def test_equals_the_definition(conv):
 @pytest.mark.parametrize("cuts", [[1] * 9, [2, 7], [5, 1, 3], [9]])
 def test_any_cut_gives_the_same(conv, cuts):
     x = rows(2, 9, 6)
-    state, parts = None, []
-    for part in x.split(cuts, dim=1):
-        y, state = conv(part, state)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, dim=1), conv(x)[0])
+    y, state = stream(conv, x, cuts)
+    torch.testing.assert_close(y, conv(x)[0])
     torch.testing.assert_close(state.tail, x[:, -3:])
 
 

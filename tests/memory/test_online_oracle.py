@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.online_oracle import Result, memorize
+from tests.online_oracle import memorize
+from tests.oracles import Result
 
 D, HIDDEN = 3, 5
 

@@ -3,6 +3,7 @@
 150 tokens in both forms, outputs and final matrix, to 1e-9.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -87,53 +88,35 @@ def test_deltanet(form: str, beta: float | None) -> None:
     agree(p, matrix(), form, step)
 
 
+# M, k, v, alpha and eta of a token -> M. RWKV-7's decay does not reach the gradient.
+FORGETFUL: dict[str, tuple[am.MemorySpec, Callable[..., Tensor]]] = {
+    "gated_deltanet: alpha M (I - beta k k^T) + beta v k^T": (
+        matrix(retention=BEFORE),
+        lambda M, k, v, a, b: erase(wide(a) * M, k, b) + wide(b) * outer(v, k),
+    ),
+    "after the gradient: M (alpha I - beta k k^T) + beta v k^T": (
+        matrix(retention=am.ScalarRetention()),
+        lambda M, k, v, a, b: erase(M, k, b) - wide(1 - a) * M + wide(b) * outer(v, k),
+    ),
+    "rwkv7: M (diag(alpha) - beta k k^T) + beta v k^T": (
+        matrix(retention=am.ChannelRetention()),
+        lambda M, k, v, a, b: (
+            M @ (torch.diag_embed(a) - wide(b) * outer(k, k)) + wide(b) * outer(v, k)
+        ),
+    ),
+}
+
+
 @FORMS
 @pytest.mark.parametrize("low", [0.9, 1e-4], ids=["mild", "strong"])
-def test_gated_deltanet(form: str, low: float) -> None:
-    """alpha M (I - beta k k^T) + beta v k^T: the decay comes before the gradient"""
-    spec = matrix(retention=BEFORE)
+@pytest.mark.parametrize(("spec", "step"), FORGETFUL.values(), ids=FORGETFUL)
+def test_rows_that_forget(
+    spec: am.MemorySpec, step: Callable[..., Tensor], low: float, form: str
+) -> None:
     p = draw(spec, T)
-    alpha = low + (1 - low) * (p.gates.alpha - 0.9) * 10
-    eta = 4 * p.gates.eta
+    alpha, eta = low + (1 - low) * (p.gates.alpha - 0.9) * 10, 4 * p.gates.eta
     p, kv = replace(p, gates=am.Gates(alpha=alpha, eta=eta)), tokens(p)
-
-    def step(M: Tensor, t: int) -> Tensor:
-        kept = erase(wide(alpha[:, :, t]) * M, kv[t][0], eta[:, :, t])
-        return kept + wide(eta[:, :, t]) * outer(kv[t][1], kv[t][0])
-
-    agree(p, spec, form, step)
-
-
-@FORMS
-def test_scalar_decay_after_the_gradient(form: str) -> None:
-    """M (alpha I - beta k k^T) + beta v k^T"""
-    spec = matrix(retention=am.ScalarRetention())
-    p = draw(spec, T)
-    alpha, eta = p.gates.alpha, 4 * p.gates.eta
-    p, kv = replace(p, gates=am.Gates(alpha=alpha, eta=eta)), tokens(p)
-
-    def step(M: Tensor, t: int) -> Tensor:
-        forgotten = wide(1 - alpha[:, :, t]) * M
-        written = wide(eta[:, :, t]) * outer(kv[t][1], kv[t][0])
-        return erase(M, kv[t][0], eta[:, :, t]) - forgotten + written
-
-    agree(p, spec, form, step)
-
-
-@FORMS
-def test_rwkv7(form: str) -> None:
-    """M (diag(alpha) - beta k k^T) + beta v k^T: the decay does not reach the gradient"""
-    spec = matrix(retention=am.ChannelRetention())
-    p = draw(spec, T)
-    alpha, eta = p.gates.alpha, 4 * p.gates.eta
-    p, kv = replace(p, gates=am.Gates(alpha=alpha, eta=eta)), tokens(p)
-
-    def step(M: Tensor, t: int) -> Tensor:
-        k, v = kv[t]
-        transition = torch.diag_embed(alpha[:, :, t]) - wide(eta[:, :, t]) * outer(k, k)
-        return M @ transition + wide(eta[:, :, t]) * outer(v, k)
-
-    agree(p, spec, form, step)
+    agree(p, spec, form, lambda M, t: step(M, *kv[t], alpha[:, :, t], eta[:, :, t]))
 
 
 @FORMS

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from bases import FAMILIES, base, retrofitted, shared
-from models import logits, text
+from models import logits, recomputed_gradients_are_the_same, text
 from test_cache_join import feed, step
 from test_model_equivalences import (  # noqa: F401
     test_any_cut_with_the_cache_gives_the_same,
@@ -57,14 +57,9 @@ def test_gradients_are_whole_and_nothing_is_written(model):
 
 
 def test_recomputed_layers_give_the_same_gradients(model):
-    ids = text(model, 2, 21)
     family = model.config.base["model_type"]
-    plain, saving = retrofitted(family).train(), retrofitted(family).train()
-    saving.gradient_checkpointing_enable()
-    plain(ids, labels=ids).loss.backward()
-    saving(ids, labels=ids).loss.backward()
-    for (name, p), other in zip(plain.named_parameters(), saving.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, other.grad, rtol=1e-9, atol=1e-12, msg=name)
+    both = (retrofitted(family), retrofitted(family))
+    recomputed_gradients_are_the_same(*both, text(model, 2, 21))
 
 
 def test_save_and_load(model, tmp_path):

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import atlas_memory as am
 from atlas_memory.cli.main import main
 from atlas_memory.data.tokenizer import load_tokenizer
-from atlas_memory.serving.loading import load_run
+from atlas_memory.reading.loading import load_run
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Many requests at once: every answer is the one that the request would have got alone."""
 
 import queue
+import random
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from models import shared
 from saved import byte_model, greedy
 
 import atlas_memory as am
+from atlas_memory.family import variants
 from atlas_memory.serving.engine import Capacity, Engine
-from atlas_memory.serving.jobs import Completion, Failed, Finished, Reading
+from atlas_memory.serving.jobs import Completion, Failed, Finished, Reading, Ticket
+from atlas_memory.serving.prefill import Prefill, feed
 from atlas_memory.serving.sampling import Sampling
 
 BLOCK = Capacity(rows=5, block=16)
@@ -125,3 +128,45 @@ def test_too_many_are_refused_and_a_stop_finishes_what_was_begun():
     assert answers[0].end == Finished("length")
     with pytest.raises(BlockingIOError, match="shutting down"):
         ask(engine, [1])
+
+
+@pytest.mark.parametrize("variant", ["atlas", "omeganet", "samba", "transformer_plus"])
+def test_an_engine_with_prefixes_answers_as_one_without(variant):
+    """Shared and diverging prefixes, a memory, and rows side by side."""
+    model = shared(variant)
+    engine = Engine(model, Capacity(rows=4, block=8, prefix_bytes=3_000_000))
+    draw = random.Random(0)
+    stems = [[draw.randrange(50) for _ in range(40)] for _ in range(3)]
+    memory = am.read(model, [stems[0]])
+    asked = []
+    for _ in range(40):
+        prompt = draw.choice(stems)[: draw.randrange(1, 41)]
+        prompt = prompt + [draw.randrange(50) for _ in range(draw.randrange(4))]
+        given = {"memory": memory, "begin": "m"} if draw.random() < 0.3 else {}
+        asked.append((prompt, given, ask(engine, prompt, 3, **given)))
+    for prompt, given, answer in asked:
+        found = answer.wait().tokens
+        if given:
+            assert found == greedy(model, memory, [prompt], tokens=3)[0]
+        else:
+            assert found == alone(model, prompt, 3)
+        assert engine.prefix_bytes <= 3_000_000
+    engine.stop()
+    assert engine.tally.reused > 100
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_prompts_side_by_side_are_read_as_if_alone(variant):
+    """Ragged blocks of rows at different positions, in one forward pass."""
+    model = shared(variant)
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 50, (n,), generator=generator) for n in (3, 30, 12, 21)]
+    prefills = [Prefill(Ticket(Completion(ids, 1), print), 10) for ids in texts]
+    with torch.no_grad():
+        feed(model, prefills)
+        while left := [p for p in prefills if not p.done]:
+            feed(model, left)
+        for ids, prefill in zip(texts, prefills, strict=True):
+            assert prefill.cache.seen == len(ids)
+            expected = model(ids[None]).logits[:, -1]
+            torch.testing.assert_close(prefill.logits, expected, rtol=1e-9, atol=1e-10)

@@ -18,11 +18,6 @@ PROMPTS = ["a", "What is it?", "\u2603 snow and \U0001f600", "long " * 30]
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    return small()
-
-
-@pytest.fixture(scope="module")
 def api(loaded):
     limits = Limits(new_tokens=100, prompt_tokens=200)
     with serving(loaded, limits=limits, capacity=Capacity(rows=4, block=64)) as address:

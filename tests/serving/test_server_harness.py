@@ -10,8 +10,8 @@ from served import serving
 
 from atlas_memory.data.tokenizer import train_tokenizer
 from atlas_memory.evaluation.harness import Options, _configure, _run, harness_model
+from atlas_memory.reading.loading import Loaded
 from atlas_memory.serving.engine import Capacity
-from atlas_memory.serving.loading import Loaded
 
 TASKS = ["lambada_openai", "piqa"]
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served import client, serving, small
+from served import client, serving
 
 import atlas_memory
 from atlas_memory.serving.server.guard import Access
@@ -157,11 +157,6 @@ def only_own_files(address):
         assert "w" not in mode, path
         own = path == os.devnull or any(Path(path).resolve().is_relative_to(p) for p in packages)
         assert own, path
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return small()
 
 
 @pytest.fixture(scope="module")

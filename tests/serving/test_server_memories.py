@@ -3,19 +3,14 @@
 import openai
 import pytest
 from saved import greedy
-from served import client, events, open_files, serving, small
+from served import client, events, open_files, serving
 
 import atlas_memory as am
+from atlas_memory.reading.memory_file import MemoryFile, inspect, load
 from atlas_memory.serving.engine import Capacity
-from atlas_memory.serving.memory_file import MemoryFile, inspect, load
 from atlas_memory.serving.server.limits import Limits
 
 TEXT = "The tide came in. \u2603 The tide went out. " * 9
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return small()
 
 
 @pytest.fixture(scope="module")

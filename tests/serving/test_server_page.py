@@ -5,21 +5,16 @@ import re
 import pytest
 from browser import needs_chromium, open_page
 from saved import greedy
-from served import client, serving, small
+from served import client, serving
 
 import atlas_memory as am
+from atlas_memory.reading.memory_file import MemoryFile
 from atlas_memory.serving.engine import Capacity
-from atlas_memory.serving.memory_file import MemoryFile
 from atlas_memory.serving.server.guard import Access
 from atlas_memory.serving.server.pages import PAGE
 
 pytestmark = needs_chromium
 TEXT = "The tide came in. The tide went out. " * 6
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return small()
 
 
 @pytest.fixture

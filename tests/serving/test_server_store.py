@@ -12,21 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save as serialize
 from saved import byte_model, greedy, same
-from served import client, serving, small, upload
+from served import client, serving, upload
 
 import atlas_memory as am
 from atlas_memory.family import variants
+from atlas_memory.reading.memory_file import MemoryFile, _checksum, inspect_bytes, to_bytes
 from atlas_memory.serving.memory_check import MemoryCheck
-from atlas_memory.serving.memory_file import MemoryFile, _checksum, inspect_bytes, to_bytes
 from atlas_memory.serving.server.limits import Limits
 from atlas_memory.serving.server.store import Store
 
 TEXT = "The tide came in. \u2603 The tide went out. " * 5
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return small()
 
 
 @pytest.fixture(scope="module")

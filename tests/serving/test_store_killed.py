@@ -12,7 +12,7 @@ import pytest
 from saved import save_model
 from served import client
 
-from atlas_memory.serving.memory_file import inspect
+from atlas_memory.reading.memory_file import inspect
 
 
 class Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.serving.generation import Stream
+from atlas_memory.reading.generation import Stream
 
 
 class Answer:

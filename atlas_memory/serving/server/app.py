@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from starlette.types import ASGIApp
 
+from atlas_memory.reading.loading import Loaded
+from atlas_memory.reading.memory_file import MemoryFile
 from atlas_memory.serving.engine import Capacity, Engine
-from atlas_memory.serving.loading import Loaded
-from atlas_memory.serving.memory_file import MemoryFile
 from atlas_memory.serving.server import completions, errors, memory_routes, operations, pages
 from atlas_memory.serving.server.guard import Access, Guard
 from atlas_memory.serving.server.kept import Kept

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.serving.memory_file import MemoryFile
-from atlas_memory.serving.reading import Memory
+from atlas_memory.reading.memory_file import MemoryFile
+from atlas_memory.reading.read import Memory
 from atlas_memory.serving.server.answers import Answer
 
 MAX_NAME = 200

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import uvicorn
 
-from atlas_memory.serving.loading import Loaded
+from atlas_memory.reading.loading import Loaded
 from atlas_memory.serving.server.app import Settings, create_app
 
 CONNECTIONS = 1_000  # more get a 503

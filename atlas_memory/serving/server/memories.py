@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atlas_memory.serving.recent import Recent
+from atlas_memory.reading.recent import Recent
 from atlas_memory.serving.server.errors import ApiError
 from atlas_memory.serving.server.kept import Entry, Kept
 from atlas_memory.serving.server.limits import Limits

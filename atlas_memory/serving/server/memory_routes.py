@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from atlas_memory.serving.memory_file import to_bytes
+from atlas_memory.reading.memory_file import to_bytes
 from atlas_memory.serving.server.completions import DONE, Events, event
 from atlas_memory.serving.server.errors import ApiError, json_response
 from atlas_memory.serving.server.kept import Entry

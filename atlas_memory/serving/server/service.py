@@ -14,6 +14,8 @@ import torch
 from starlette.requests import Request
 from torch import Tensor
 
+from atlas_memory.reading.loading import Loaded
+from atlas_memory.reading.memory_file import inspect_bytes, restore
 from atlas_memory.serving.engine import Engine
 from atlas_memory.serving.jobs import (
     Completion,
@@ -27,9 +29,7 @@ from atlas_memory.serving.jobs import (
     Ticket,
     Token,
 )
-from atlas_memory.serving.loading import Loaded
 from atlas_memory.serving.memory_check import MemoryCheck
-from atlas_memory.serving.memory_file import inspect_bytes, restore
 from atlas_memory.serving.scores import Score
 from atlas_memory.serving.server.answers import Answer
 from atlas_memory.serving.server.errors import ApiError

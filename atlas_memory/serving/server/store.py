@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atlas_memory.files import flush
-from atlas_memory.serving.fingerprint import Fingerprint, fingerprint
-from atlas_memory.serving.memory_file import inspect, parsed, restore, save_file
+from atlas_memory.reading.fingerprint import Fingerprint, fingerprint
+from atlas_memory.reading.memory_file import inspect, parsed, restore, save_file
 from atlas_memory.serving.server.kept import Entry, Kept
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from models import build, shared, text
 from saved import byte_model, greedy, same
 
 import atlas_memory as am
-from atlas_memory.serving.reading import read_blocks
+from atlas_memory.reading.read import read_blocks
 
 FAMILY = ["atlas", "omeganet", "titans", "atlas_mag", "gated_deltanet_h2", "transformer_plus"]
 

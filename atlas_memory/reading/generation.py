@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.names import suggest
-from atlas_memory.serving.reading import Memory, read
+from atlas_memory.reading.read import Memory, read
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM

@@ -12,7 +12,7 @@ from saved import byte_model, greedy, same
 import atlas_memory as am
 from atlas_memory.family import variants
 from atlas_memory.model import AtlasForCausalLM
-from atlas_memory.serving.memory_file import inspect
+from atlas_memory.reading.memory_file import inspect
 
 TEXT = [*b"a text whose length is no multiple of anything"]
 

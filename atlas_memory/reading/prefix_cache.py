@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from atlas_memory.serving.fingerprint import fingerprint
-from atlas_memory.serving.reading import Memory, read_blocks
-from atlas_memory.serving.recent import Recent
+from atlas_memory.reading.fingerprint import fingerprint
+from atlas_memory.reading.read import Memory, read_blocks
+from atlas_memory.reading.recent import Recent
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM

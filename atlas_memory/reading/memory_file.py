@@ -17,9 +17,9 @@ from torch import Tensor
 from atlas_memory.cache import AtlasCache
 from atlas_memory.codec import decode, encode, modern
 from atlas_memory.files import draft_of, whole
-from atlas_memory.serving.fingerprint import Fingerprint, fingerprint, raw_bytes
-from atlas_memory.serving.memory_head import in_order, put_in_order, require_memory_file
-from atlas_memory.serving.reading import Memory
+from atlas_memory.reading.fingerprint import Fingerprint, fingerprint, raw_bytes
+from atlas_memory.reading.memory_head import in_order, put_in_order, require_memory_file
+from atlas_memory.reading.read import Memory
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atlas_memory.cache import AtlasCache
 from atlas_memory.model import AtlasForCausalLM, feed, surprise
-from atlas_memory.serving.fingerprint import Fingerprint, fingerprint
+from atlas_memory.reading.fingerprint import Fingerprint, fingerprint
 
 BLOCK = 4096  # tokens of one forward pass
 
@@ -108,14 +108,14 @@ class Memory:
 
     def save(self, path: str | Path) -> None:
         """One safetensors file, whole or not there; see `memory_file.py`."""
-        from atlas_memory.serving.memory_file import save
+        from atlas_memory.reading.memory_file import save
 
         save(self, path)
 
     @staticmethod
     def load(path: str | Path, model: AtlasForCausalLM) -> Memory:
         """Read a memory of this very model; any other, or a damaged file, is a ValueError."""
-        from atlas_memory.serving.memory_file import load
+        from atlas_memory.reading.memory_file import load
 
         return load(path, model).memory
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer, require_tokenizer
+from atlas_memory.names import reason
 
 if TYPE_CHECKING:
     from atlas_memory.model import AtlasForCausalLM
@@ -42,8 +43,7 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision or "auto")
     except Exception as error:
         # safetensors, json and transformers each raise their own for a damaged file
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{folder} holds no whole model: {reason}") from error
+        raise ValueError(f"{folder} holds no whole model: {reason(error)}") from error
     return Loaded(model.eval(), _tokenizer(run, folder, tokenizer, model.config.vocab_size))
 
 

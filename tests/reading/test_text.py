@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atlas_memory.data.tokenizer import load_tokenizer, train_tokenizer
-from atlas_memory.serving.text import Bookmark, open_text
+from atlas_memory.reading.text import Bookmark, open_text
 
 LINES = [f"line {n} of a text with snow ☃ and caf\u00e9\n" for n in range(40)]
 

@@ -6,7 +6,7 @@ from saved import byte_model, same
 
 import atlas_memory as am
 from atlas_memory.data.tokenizer import load_tokenizer
-from atlas_memory.serving.generation import Stream, generate, generation_config
+from atlas_memory.reading.generation import Stream, generate, generation_config
 
 WORDS = "caf\u00e9 \u2603 \U0001f600 ok"
 

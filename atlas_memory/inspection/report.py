@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.serving.trace import LayerTrace, MemoryTrace, Trace
+from atlas_memory.inspection.trace import LayerTrace, MemoryTrace, Trace
 
 BINS = 240  # points of a chart; more cannot be told apart
 SURPRISING = 16  # places to jump to
@@ -40,7 +40,7 @@ def excerpt(text: str, tokenizer: Tokenizer, most: int) -> Excerpt:
 
 def page(trace: Trace, pieces: list[str], title: str, model: str) -> str:
     """The page as text."""
-    template = files("atlas_memory.serving").joinpath("report.html").read_text(encoding="utf-8")
+    template = files("atlas_memory.inspection").joinpath("report.html").read_text(encoding="utf-8")
     data = json.dumps(describe(trace, pieces, title, model), separators=(",", ":"), allow_nan=False)
     # nothing in a text may end the script element that it stands in
     return template.replace("__DATA__", data.replace("<", "\\u003c"))

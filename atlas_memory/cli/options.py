@@ -1,0 +1,17 @@
+"""Options that several commands have, told in the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RUN = "A run of `atlas train`, or a folder with a saved model and its tokenizer."
+PRECISION = "float32, bfloat16, float16 or float64; the model's own if left out."
+TOKENIZER = "bytes, a file, folder or name; the model's own if left out."
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=RUN)]
+Precision = Annotated[str | None, typer.Option(help=PRECISION)]
+Tokenizer = Annotated[str | None, typer.Option(help=TOKENIZER)]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]

@@ -1,0 +1,1 @@
+"""What the memories of a model did with a text, as tensors and as a page."""

@@ -1,0 +1,1 @@
+"""Reading without end, memory files, and generation from them."""
