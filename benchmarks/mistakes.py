@@ -33,6 +33,7 @@ MISTAKES = (
     ("show", "atlas", "--size", "huge"),
     ("generate", "no-run", "--prompt", "It was"),
     ("generate", "run", "--prompt", "It was", "--precision", "int3"),
+    ("generate", "run", "--prompt", "It was", "--device", "tpu"),
     ("generate", "run", "--memory", "missing.memory"),
     ("generate", "run", "--memory", "book.txt"),
     ("generate", "run", "--file", "missing.txt"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer
 
 NINE = "wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,social_iqa,boolq"
 TASKS = (
@@ -35,6 +35,7 @@ def run(
     lengths: Annotated[str | None, typer.Option(help=LENGTHS)] = None,
     corpus: Annotated[str | None, typer.Option(help=CORPUS)] = None,
     precision: Precision = None,
+    device: Device = "cpu",
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +53,7 @@ def run(
     names = require_tasks(task)
     chosen_lengths = _lengths(lengths)
     _require_places(data, out)
-    loaded = load_run(run_folder, precision, tokenizer)
+    loaded = load_run(run_folder, precision, tokenizer, device)
     options = Options(limit, data, batch, max_length, chosen_lengths, corpus, run_folder)
     report = {"run": str(run_folder), **evaluate(loaded, names, options, say)}
     if out is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -40,6 +40,7 @@ def run(
     settings: Annotated[list[str] | None, typer.Option("--set", help=SET)] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     precision: Precision = None,
+    device: Device = "cpu",
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,14 +61,14 @@ def run(
     if repetition_penalty is not None:
         changes["repetition_penalty"] = repetition_penalty
     changes |= dict(map(_setting, settings or []))
-    require_run(run_folder, precision, tokenizer)
+    require_run(run_folder, precision, tokenizer, device)
     _require(memory, text)
 
     import torch
 
     from atlas_memory.reading.generation import generation_config
 
-    loaded = load_run(run_folder, precision, tokenizer)
+    loaded = load_run(run_folder, precision, tokenizer, device)
     config = generation_config(loaded.model, changes)
     known = _known(loaded, text, memory)
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from atlas_memory.cli.options import Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import Device, Precision, RunFolder, Tokenizer
 
 TOKENS = "At most so many tokens from the beginning of the text."
 EVERY = "Tokens between two looks at the memories."
@@ -20,6 +20,7 @@ def run(
     tokens: Annotated[int, typer.Option(min=2, help=TOKENS)] = 20_000,
     every: Annotated[int, typer.Option(min=1, help=EVERY)] = 64,
     precision: Precision = None,
+    device: Device = "cpu",
     tokenizer: Tokenizer = None,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers, as one object.")] = False,
 ) -> None:
@@ -35,11 +36,11 @@ def run(
     from atlas_memory.cli.train import say
     from atlas_memory.reading.loading import load_run, require_run
 
-    require_run(run_folder, precision, tokenizer)
+    require_run(run_folder, precision, tokenizer, device)
     from atlas_memory.inspection.report import describe, excerpt, page
     from atlas_memory.inspection.trace import trace
 
-    loaded = load_run(run_folder, precision, tokenizer)
+    loaded = load_run(run_folder, precision, tokenizer, device)
     read = excerpt(text, loaded.tokenizer, tokens)
     say(f"reading {len(read.ids):,} tokens of {file}")
     found = trace(loaded.model, read.ids, every=every)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer
 from atlas_memory.reading.memory_head import require_memory_file
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def run(
     save_every: Annotated[float, typer.Option(min=0, help=SAVE)] = 60.0,
     block: Annotated[int, typer.Option(min=1, help="Tokens of one forward pass.")] = 4096,
     precision: Precision = None,
+    device: Device = "cpu",
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,12 +58,12 @@ def run(
     from atlas_memory.reading.loading import load_run, require_run
     from atlas_memory.reading.text import open_text, require_texts
 
-    require_run(run_folder, precision, tokenizer)
+    require_run(run_folder, precision, tokenizer, device)
     require_texts(files)
     if memory is not None:
         require_memory_file(memory)
     _require_new(out, resume)
-    loaded = load_run(run_folder, precision, tokenizer)
+    loaded = load_run(run_folder, precision, tokenizer, device)
     reading = _start(loaded, out, memory, resume, block)
     text = open_text(files, loaded.tokenizer, reading.bookmark)
     known = _read(loaded, text, reading, out, save_every)

@@ -9,9 +9,11 @@ import typer
 
 RUN = "A run of `atlas train`, or a folder with a saved model and its tokenizer."
 PRECISION = "float32, bfloat16, float16 or float64; the model's own if left out."
+DEVICE = "cpu, cuda, cuda:1, mps or xpu."
 TOKENIZER = "bytes, a file, folder or name; the model's own if left out."
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help=RUN)]
 Precision = Annotated[str | None, typer.Option(help=PRECISION)]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 Tokenizer = Annotated[str | None, typer.Option(help=TOKENIZER)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atlas_memory.cli.options import RUN, Precision, Tokenizer
+from atlas_memory.cli.options import RUN, Device, Precision, Tokenizer
 
 if TYPE_CHECKING:
     from atlas_memory.reading.loading import Loaded
@@ -60,6 +60,7 @@ def run(
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="Of a memory file.")] = "256MB",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that a request may take.")] = 300,
     precision: Precision = None,
+    device: Device = "cpu",
     tokenizer: Tokenizer = None,
 ) -> None:
     """Answer OpenAI's clients at /v1 and a browser at /.
@@ -87,13 +88,13 @@ def run(
         resident_bytes=size("--resident", resident),
         upload=size("--max-upload", max_upload),
     )
-    require_run(run_folder, precision, tokenizer)
+    require_run(run_folder, precision, tokenizer, device)
     for path in memory or []:
         require_memory_file(path)
     from atlas_memory.serving.engine import Capacity
 
     capacity = Capacity(rows, block, waiting, prefix_bytes)
-    loaded = load_run(run_folder, precision, tokenizer)
+    loaded = load_run(run_folder, precision, tokenizer, device)
     named = name or run_folder.resolve().name
     settings = _settings(loaded, named, limits, capacity, memory or [])
     _listen(loaded, _stored(settings, store, loaded), host, port, token)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MODELS = ("atlas_memory", "atlas_retrofit")
 WEIGHTS = (".safetensors", ".bin")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+DEVICES = ("cpu", "cuda", "mps", "xpu")  # and cuda:0, cuda:1 ..
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,15 @@ class Loaded:
     tokenizer: Tokenizer
 
 
-def load_run(run: Path, precision: str | None = None, tokenizer: str | None = None) -> Loaded:
+def load_run(
+    run: Path, precision: str | None = None, tokenizer: str | None = None, device: str = "cpu"
+) -> Loaded:
     """The best model of a run, or the newest of one that is not done; a saved model's folder.
 
     precision: what its weights are turned into; None keeps what was saved.
     """
-    folder = require_run(run, precision, tokenizer)
+    folder = require_run(run, precision, tokenizer, device)
+    require_there(device)
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -44,11 +48,35 @@ def load_run(run: Path, precision: str | None = None, tokenizer: str | None = No
     except Exception as error:
         # safetensors, json and transformers each raise their own for a damaged file
         raise ValueError(f"{folder} holds no whole model: {reason(error)}") from error
-    return Loaded(model.eval(), _tokenizer(run, folder, tokenizer, model.config.vocab_size))
+    model = model.eval().to(device)
+    return Loaded(model, _tokenizer(run, folder, tokenizer, model.config.vocab_size))
 
 
-def require_run(run: Path, precision: str | None = None, tokenizer: str | None = None) -> Path:
+def require_there(device: str) -> None:
+    """Refuse a device that torch does not see."""
+    import torch
+
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None or found.type != kind:
+        seen = "only cpu" if found is None else f"cpu and {found.type}"
+        raise ValueError(f"device {device!r} is not there: this torch sees {seen}")
+    if int(number or 0) >= torch.accelerator.device_count():
+        raise ValueError(
+            f"device {device!r} is not there: there are {torch.accelerator.device_count()}, "
+            "counted from 0"
+        )
+
+
+def require_run(
+    run: Path, precision: str | None = None, tokenizer: str | None = None, device: str = "cpu"
+) -> Path:
     """The model's folder; what is wrong or missing is told before anything heavy is imported."""
+    kind, colon, number = device.partition(":")
+    if kind not in DEVICES or (colon and not number.isdecimal()):
+        raise ValueError(f"unknown device {device!r}; choose from: {', '.join(DEVICES)}, cuda:1")
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
     folder = model_folder(run)

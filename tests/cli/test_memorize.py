@@ -142,6 +142,8 @@ def test_standard_input_and_a_polite_stop(run_folder, folder):
         (["{run}", "book.txt", "--out", "binary.txt"], "binary.txt exists; give another --out"),
         (["{run}", "book.txt", "--memory", "binary.txt"], "binary.txt is no memory file"),
         (["{run}", "book.txt", "--precision", "int8"], "unknown precision 'int8'; choose from"),
+        (["{run}", "book.txt", "--device", "cuda:x"], "unknown device 'cuda:x'; choose from: cpu"),
+        (["{run}", "book.txt", "--device", "cuda:99"], "device 'cuda:99' is not there"),
         (["{run}", "book.txt", "--tokenizer", "nowhere"], "tokenizer 'nowhere' is neither"),
     ],
 )
