@@ -18,13 +18,13 @@ def small(variant="omeganet", **overrides):
 
 
 @contextmanager
-def serving(loaded=None, **settings):
+def serving(loaded=None, name="small", **settings):
     """The address of a server that is up; at the end it shuts down as a signal would make it."""
     from atlas_memory.serving.server.app import Settings
     from atlas_memory.serving.server.listening import address, listen, server
 
     bound = listen("127.0.0.1", 0)
-    running = server(loaded or small(), Settings("small", **settings))
+    running = server(loaded or small(), Settings(name, **settings))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
     thread.start()
     try:

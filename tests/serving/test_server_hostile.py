@@ -318,7 +318,7 @@ def test_clients_that_leave_stop_what_they_asked_for(address):
 
 
 def test_without_the_token_nothing_is_told(loaded):
-    with serving(loaded, access=Access(token="s3cret", hosts=None)) as address:
+    with serving(loaded, "n4me", access=Access(token="s3cret", hosts=None)) as address:
         good = client(address, "s3cret")
         made = good.post("/memories", body={"text": "secret"}, cast_to=dict)
         answers = set()
@@ -331,7 +331,7 @@ def test_without_the_token_nothing_is_told(loaded):
         ):
             for method, path in (
                 ("GET", "/v1/models"),
-                ("GET", "/v1/models/small"),
+                ("GET", "/v1/models/n4me"),
                 ("GET", "/v1/status"),
                 ("GET", "/openapi.json"),
                 ("GET", "/nothing"),
@@ -352,7 +352,7 @@ def test_without_the_token_nothing_is_told(loaded):
         for path in ("/", "/page.js", "/page.css"):
             status, body = exchange(address, request("GET", path))
             assert status == 200
-            assert b"small" not in body and b"s3cret" not in body  # noqa: PT018
+            assert b"n4me" not in body and b"s3cret" not in body  # noqa: PT018
         assert good.get(f"/memories/{made['id']}", cast_to=dict) == made
 
 
