@@ -3,6 +3,8 @@ PYTHON  ?= python3
 WORKERS ?= 2
 BIN     := .venv/bin
 READY   := .venv/.installed
+# What training needs is a third of what the tests need.
+ALONE   := .venv/.alone
 # -r s: the last lines say what was skipped, and how to have it.
 # One thread for each test worker: two workers that each start two threads fight for two cores.
 SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
@@ -14,7 +16,7 @@ PYTEST  := $(SINGLE) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -r s
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: $(READY)  ## Atlas beside a Transformer++ on enwik8, in minutes
+train: $(ALONE)  ## Atlas beside a Transformer++ on enwik8, in minutes
 	$(BIN)/atlas train quickstart
 
 test: $(READY)  ## the fast tests
@@ -42,7 +44,8 @@ clean:  ## remove the environment and everything made by tools
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(READY): EXTRA := [dev]
+$(READY) $(ALONE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.$(EXTRA)'
+	touch $(ALONE) $@
