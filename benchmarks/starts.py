@@ -79,7 +79,7 @@ def stage(start: str, seed: int, workspace: Workspace) -> Figures:
     settings = babilong.PRESETS["small"]
     cell = settings | {"variant": VARIANT, "seed": seed, "designed_heads": start}
     cell |= {"stages": settings["stages"][:1], "lengths": []}
-    return {"loss": babilong.run(cell, workspace)["training"]["loss"]}
+    return {"loss": babilong.EXPERIMENT.run(cell, workspace)["training"]["loss"]}
 
 
 TASKS: dict[str, Callable[[str, int, Workspace], Figures]] = {
