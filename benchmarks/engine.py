@@ -70,7 +70,7 @@ def draw(
     )
     weights = (normal(HEADS, dim, 4 * dim) * 0.05, normal(HEADS, 4 * dim, dim) * 0.05)
     qkv = (q, k, normal(*rows, dim))
-    for x in (*qkv, *weights, *(gate for gate in gates.tensors() if gate is not None)):
+    for x in (*qkv, *weights, *gates.named().values()):
         x.requires_grad_()
     return qkv, gates, weights
 
