@@ -3,7 +3,7 @@
     python benchmarks/prefix.py RUN                    one prefix of 100,000 tokens, asked twice
     python benchmarks/prefix.py RUN --requests 200     and random ones, with a cache and without
 
-RUN is a folder of `atlas train`, of a model of bytes. Random requests share beginnings and part
+RUN is a folder of `atlas train`. Random requests share beginnings and part
 from them anywhere; two servers in float64, one of them with a small prefix cache, must agree.
 """
 
@@ -30,13 +30,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prefix(tokens: int) -> str:
+def prefix(api: OpenAI, tokens: int) -> str:
     """A text without repetition, so that it is known by its tokens alone."""
     draw, words = random.Random(0), re.findall(r"[a-z]+", TEXT + BOOK)
-    text = ""
-    while len(text) < tokens:
-        text += " ".join(draw.choices(words, k=1_000)) + " "
-    return text[:tokens]
+    text, count = "", 0
+    while count < tokens:
+        more = " ".join(draw.choices(words, k=1_000)) + " "
+        count += api.post("/tokenize", body={"text": more}, cast_to=dict)["count"]
+        text += more
+    return text
 
 
 def first_token(api: OpenAI, prompt: str) -> tuple[float, str]:
@@ -55,7 +57,7 @@ def ask_twice(run: Path, tokens: int) -> dict[str, Any]:
     try:
         api = OpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=3600, max_retries=0)
         first_token(api, "warm")
-        prompt = prefix(tokens) + "And then"
+        prompt = prefix(api, tokens) + "And then"
         (first, one), (second, two) = first_token(api, prompt), first_token(api, prompt)
     finally:
         server.stop()

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from openai import AsyncOpenAI
@@ -41,8 +41,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A prompt of some length, how long an answer is wanted, and what generate answers."""
 
     prompt: str
@@ -76,20 +75,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def tokens_of(loaded: Loaded, text: str) -> list[int]:
+    return list(map(int, next(loaded.tokenizer.encode([text.encode()]))))
+
+
 def ask_alone(loaded: Loaded, count: int) -> list[Question]:
-    """Prompts of 1 to 700 bytes and answers of 8 to 72 tokens; every third goes on from a book."""
+    """Prompts of 1 to 700 letters, answers of 8 to 72 tokens; every third goes on from a book."""
     draw = random.Random(0)
-    book = am.read(loaded.model, [[*BOOK.encode()]])
+    book = am.read(loaded.model, [tokens_of(loaded, BOOK)])
     questions = []
     for i in range(count):
         start, remembers = draw.randrange(len(TEXT) - 1000), i % 3 == 2
         shared = BEGINNING if i % 4 == 1 else ""
         prompt = shared + TEXT[start : start + draw.choice((1, 12, 50, 150, 300, 700))]
         tokens = draw.choice((8, 16, 40, 72))
-        ids = [*prompt.encode()]
+        ids = tokens_of(loaded, prompt)
         given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
         inputs: dict[str, Any] = book.inputs([ids]) if remembers else given
-        out = loaded.model.generate(  # type: ignore[operator]
+        out = loaded.model.generate(
             **inputs, max_new_tokens=tokens, do_sample=False, pad_token_id=0
         )
         expected = out[0, inputs["input_ids"].shape[1] :].tolist()
@@ -234,17 +237,20 @@ async def throughput(
 
 def near_tie(loaded: Loaded, question: Question, text: str) -> float | None:
     """How far apart the logits of the two tokens are where the answers part; None: too far."""
-    found = [*text.encode()]
-    pairs = zip(found, question.expected, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if at is None or not loaded.tokenizer.is_bytes:
+    decode, expected = loaded.tokenizer.fast.decode, list(question.expected)
+    parts = (i for i in range(len(expected)) if not text.startswith(decode(expected[: i + 1])))
+    if (at := next(parts, None)) is None:
         return None
-    known = ([*BOOK.encode()] if question.remembers else []) + [*question.prompt.encode()]
-    ids = torch.tensor([[*known, *question.expected[:at]]])
+    known = tokens_of(loaded, BOOK) if question.remembers else []
+    ids = torch.tensor([[*known, *tokens_of(loaded, question.prompt), *expected[:at]]])
     with torch.no_grad():
         logits = loaded.model(ids, logits_to_keep=1).logits[0, -1].double()
-    gap = float((logits[found[at]] - logits[question.expected[at]]).abs())
-    best = float(logits.max() - logits[found[at]])
+    tokens = range(len(logits))
+    begins = [text.startswith(said) for said in (decode([*expected[:at], t]) for t in tokens)]
+    if not any(begins):
+        return None
+    found = float(logits[torch.tensor(begins)].max())  # of the tokens that may have been written
+    gap, best = abs(found - float(logits[expected[at]])), float(logits.max()) - found
     return gap if max(gap, best) < 0.01 else None
 
 
