@@ -9,18 +9,32 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.layers import attention, hybrids
-from atlas_memory.layers.documents import Lengths, Starts
-from atlas_memory.layers.feed_forward import SwiGLU
 from atlas_memory.layers.memory_as_context import MemoryAsContext
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.mesa_layer import MesaLayer
 from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State
 from atlas_memory.names import suggest as suggest
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward network between mixers: down(silu(gate(x)) * up(x)). [Atlas Sec. 5]"""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(dim, hidden, bias=False)
+        self.up_proj = nn.Linear(dim, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
 
 
 class Block(nn.Module):

@@ -76,7 +76,7 @@ class AtlasConfig(PreTrainedConfig):
         self.mixers = [mixer_to_dict(mixer) for mixer in parsed]
         self.memory = plain_memory(self.memory)
         _check_shape(self)
-        super().__post_init__(**others)  # type: ignore[no-untyped-call]
+        PreTrainedConfig.__post_init__(self, **others)
 
     def __repr__(self) -> str:
         shape = f"{self.num_hidden_layers} layers of {self.hidden_size}"

@@ -23,7 +23,7 @@ from atlas_memory.cache import AtlasCache
 from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.rows import Rows
-from atlas_memory.memory.tracing import untraced, untraced_frame
+from atlas_memory.memory.graphs import untraced, untraced_frame
 from atlas_memory.memory.tree import State
 from atlas_memory.rollback import Piece, Segment
 

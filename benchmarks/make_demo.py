@@ -24,22 +24,22 @@ PACKAGE = Path(__file__).parents[1] / "atlas_memory" / "demo"
 KEPT = ("task", "corpus", "megabytes", "buckets", "stages", "rate", "price", "seed")
 
 
-def cell_of(variant):
-    return {**babilong.PRESETS["small"], "lengths": [], "variant": variant, "seed": 0}
+def demo_cell(variant):
+    return babilong.Cell.of(babilong.PRESETS["small"], lengths=[], variant=variant, seed=0)
 
 
 def trained(variant):
     """The checkpoint's contents after a whole training."""
     with tempfile.TemporaryDirectory() as folder:
-        babilong.run(cell_of(variant), Workspace(Path(folder), print))
+        babilong.run(demo_cell(variant), Workspace(Path(folder), print))
         return torch.load(Path(folder) / CHECKPOINT, weights_only=True)
 
 
 def model_of(variant, checkpoint):
-    cell = cell_of(variant)
+    cell = demo_cell(variant)
     if not checkpoint["fitted"]["finished"]:
         raise SystemExit(f"the training of {variant} is not finished")
-    model = build(variant, cell, len(vocabulary(cell["buckets"])))
+    model = build(cell, len(vocabulary(cell.buckets)))
     model.load_state_dict(checkpoint["model"])
     return model
 
@@ -57,7 +57,7 @@ def main():
         models[variant] = model_of(variant, checkpoint)
         made[variant] = {
             "command": "python benchmarks/make_demo.py",
-            "settings": {name: cell_of(variant)[name] for name in KEPT},
+            "settings": {name: getattr(demo_cell(variant), name) for name in KEPT},
             "steps": checkpoint["fitted"]["steps"],
             "loss": checkpoint["fitted"]["history"][-1]["loss"],
         }

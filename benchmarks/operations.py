@@ -40,7 +40,7 @@ SYNCS = {"_local_scalar_dense", "item", "nonzero", "equal", "is_nonzero", "maske
 
 
 @dataclass
-class Counted(TorchDispatchMode):  # type: ignore[misc]
+class Counted(TorchDispatchMode):
     """Counts what runs inside it."""
 
     operations: Counter[str] = field(default_factory=Counter)

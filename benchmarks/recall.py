@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from atlas_memory.blocks import SwiGLU
 from atlas_memory.layers.attention import Attention
-from atlas_memory.layers.feed_forward import SwiGLU
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.memory import L2, MLP, Huber, Matrix, MemorySpec, Momentum, Muon, NoRetention

@@ -1,14 +1,16 @@
 """A retrofitted model beside its base: bits per byte, second reading and needles.
 
-    python benchmarks/retrofit.py RUN --data books/            an hour or two on two cores
+    python benchmarks/retrofit.py RUN --data books/            half an hour of one quiet core
     python benchmarks/retrofit.py RUN --data books/ --smoke    a minute or two, to see that it runs
-    python benchmarks/retrofit.py RUN --data books/ --json FILE
+    python benchmarks/retrofit.py RUN --data books/ --json FILE    what FILE lacks
 
 Three models of the same weights: `full`, the base with full attention; `window`, the base with the
 window and sinks of the run and no memory; `memory`, the run. Bits per byte are those of the second
 half of stretches of so many tokens, each from the beginning of an unseen book, read with a carried
-state. Second reading: what 200 tokens cost when they come again after a gap, as a share of the
-first time. Needles: RULER's PK and N. `--base` names the base where it was trained along with the
+state; `afresh` are the same tokens, but at every 256th all that was read more than 256 tokens ago
+is forgotten: what a memory gains there is not remembered, it was learned from the training books.
+Second reading: what 200 tokens cost when they come again after a gap, as a share of the first
+time. Needles: RULER's PK and N. `--base` names the base where it was trained along with the
 memories; otherwise it is taken out of the run.
 """
 
@@ -16,8 +18,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +36,13 @@ from atlas_memory.reading.loading import load_run
 from atlas_memory.retrofitting.pretrained import load_pretrained
 from atlas_memory.training.reread import LEAD, PASSAGE, second_reading
 
+NAMES = ("full", "window", "memory")
 BLOCK = 1_024  # tokens of a forward pass
-FULL: dict[str, Any] = {"lengths": [4_096, 16_384], "stretches": 4, "gaps": [0, 1_024, 8_192]}
-FULL |= {"needles": [1_024, 4_096], "samples": 20}
-SMOKE: dict[str, Any] = {"lengths": [600], "stretches": 1, "gaps": [0, 300]}
-SMOKE |= {"needles": [600], "samples": 1}
+FRESH = 256  # tokens that are read before and scored after everything older was forgotten
+Plan = dict[str, dict[int, int]]  # what is measured: of how many tokens, and how often
+FULL: Plan = {"stretches": {4_096: 4, 16_384: 1}, "afresh": {4_096: 4}}
+FULL |= {"gaps": {1_024: 4, 8_192: 1}, "needles": {1_024: 5}}
+SMOKE: Plan = {"stretches": {600: 1}, "afresh": {600: 1}, "gaps": {300: 1}, "needles": {600: 1}}
 
 
 def models(run: Any, base: str | None) -> Iterator[tuple[str, Any]]:
@@ -70,54 +75,76 @@ def bits_per_byte(model: Any, tokenizer: Tokenizer, stretches: list[Tensor]) -> 
     """Of the second half of each stretch."""
     bits, size = 0.0, 0
     for ids in stretches:
-        cache, parts = None, []
-        for block in ids[:, :-1].split(BLOCK, dim=1):
-            out = model.model(block, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            first = sum(part.shape[1] for part in parts) + 1
-            target = ids[:, first : first + block.shape[1]]
-            parts.append(surprise(model, out.last_hidden_state, target))
         half = ids.shape[1] // 2
-        bits += float(torch.cat(parts, dim=1)[:, half - 1 :].double().sum())
+        bits += float(bits_of(model, ids)[:, half - 1 :].sum())
         size += len(tokenizer.fast.decode(ids[0, half:]).encode())
     return bits / size
 
 
-def again(model: Any, books: list[Tensor], gaps: list[int]) -> dict[str, float]:
+@torch.no_grad()
+def bits_afresh(model: Any, tokenizer: Tokenizer, stretches: list[Tensor]) -> float:
+    """Of the same tokens, with no more than the last FRESH to 2 FRESH tokens before each."""
+    bits, size = 0.0, 0
+    for ids in stretches:
+        half, total = ids.shape[1] // 2, ids.shape[1]
+        for first in range(half, total, FRESH):
+            piece = ids[:, first - FRESH : first + FRESH]
+            bits += float(bits_of(model, piece)[:, FRESH - 1 :].sum())
+        size += len(tokenizer.fast.decode(ids[0, half:]).encode())
+    return bits / size
+
+
+def bits_of(model: Any, ids: Tensor) -> Tensor:
+    """Of every token but the first, [1, t - 1], the state carried from block to block."""
+    cache, parts = None, []
+    for block in ids[:, :-1].split(BLOCK, dim=1):
+        out = model.model(block, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        first = sum(part.shape[1] for part in parts) + 1
+        target = ids[:, first : first + block.shape[1]]
+        parts.append(surprise(model, out.last_hidden_state, target))
+    return torch.cat(parts, dim=1).double()
+
+
+def again(model: Any, books: list[Tensor], gap: int) -> float:
     """The second reading of a passage of every book, the gap being the book itself."""
-    lanes = torch.cat([ids[:, : LEAD + PASSAGE + max(gaps)] for ids in books])
-    leads, passages, fillers = lanes.split([LEAD, PASSAGE, max(gaps)], dim=1)
-    return second_reading(model, passages, fillers, gaps, leads)
+    leads, passages, fillers = torch.cat(books).split([LEAD, PASSAGE, gap], dim=1)
+    return second_reading(model, passages, fillers, [gap], leads)[f"gap_{gap}"]
 
 
-def measured(model: Any, tokenizer: Tokenizer, data: str, plan: dict[str, Any]) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for tokens in plan["lengths"]:
-        books = unseen(data, tokenizer, tokens, plan["stretches"])
-        figures[f"bits per byte, {tokens:,}"] = bits_per_byte(model, tokenizer, books)
-    need = LEAD + PASSAGE + max(plan["gaps"])
-    found = again(model, unseen(data, tokenizer, need, plan["stretches"]), plan["gaps"])
-    for gap in plan["gaps"]:
-        figures[f"second reading, {gap:,}"] = found[f"gap_{gap}"]
-    asked = {"kinds": ["pk", "n"], "lengths": plan["needles"], "samples": plan["samples"]}
-    asked |= {"corpus": data, "new_tokens": 16, "batch": 1, "megabytes": 0.2}
-    said = needle.evaluate(model, tokenizer, asked, say)
-    for kind in asked["kinds"]:
-        for tokens in plan["needles"]:
-            figures[f"needle {kind}, {tokens:,}"] = said[f"{kind}_{tokens}"]
-    return figures
+def questions(data: str, tokenizer: Tokenizer, plan: Plan) -> dict[str, Callable[[Any], float]]:
+    """Every row of the table, and how a model answers it."""
+    rows: dict[str, Callable[[Any], float]] = {}
+    for tokens, count in plan["stretches"].items():
+        books = partial(unseen, data, tokenizer, tokens, count)
+        rows[f"bits per byte, {tokens:,}"] = lambda m, b=books: bits_per_byte(m, tokenizer, b())
+    for tokens, count in plan["afresh"].items():
+        books = partial(unseen, data, tokenizer, tokens, count)
+        rows[f"bits per byte afresh, {tokens:,}"] = lambda m, b=books: bits_afresh(
+            m, tokenizer, b()
+        )
+    for gap, count in plan["gaps"].items():
+        books = partial(unseen, data, tokenizer, LEAD + PASSAGE + gap, count)
+        rows[f"second reading, {gap:,}"] = lambda m, b=books, g=gap: again(m, b(), g)
+    for kind, tokens in product(["pk", "n"], plan["needles"]):
+        asked = {"kinds": [kind], "lengths": [tokens], "samples": plan["needles"][tokens]}
+        asked |= {"corpus": data, "new_tokens": 16, "batch": 1, "megabytes": 0.2}
+        rows[f"needle {kind}, {tokens:,}"] = lambda m, a=asked, k=f"{kind}_{tokens}": (
+            needle.evaluate(m, tokenizer, a, say)[k]
+        )
+    return rows
 
 
-def table(found: dict[str, dict[str, Any]], plan: dict[str, Any]) -> str:
-    names = list(found)
+def table(found: dict[str, dict[str, float]]) -> str:
+    names = [name for name in NAMES if name in found]
     lines = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    for row in found["memory"]:
-        cells = [f"{found[name][row]:.3f}" for name in names]
+    for row in {row: None for name in names for row in found[name]}:
+        cells = [f"{found[name][row]:.3f}" if row in found[name] else "" for name in names]
         lines.append(f"| {row} | {' | '.join(cells)} |")
-    for tokens in plan["lengths"]:
-        full, window, memory = (found[n][f"bits per byte, {tokens:,}"] for n in names)
-        closed = (window - memory) / (window - full) if window != full else float("nan")
-        lines.append(f"\nAt {tokens:,} tokens the memory closes {closed:.2f} of the gap.")
+        if row.startswith("bits per byte, ") and len(names) == 3 and all(cells):
+            full, window, memory = (found[name][row] for name in names)
+            closed = (window - memory) / (window - full) if window != full else float("nan")
+            lines.append(f"| of the gap closed | | | {closed:.2f} |")
     return "\n".join(lines)
 
 
@@ -132,15 +159,26 @@ def main() -> None:
     parser.add_argument("--base")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--models", default=",".join(NAMES))
+    parser.add_argument("--rows", default="", help="only those that contain this")
     given = parser.parse_args()
-    plan, loaded, found = SMOKE if given.smoke else FULL, load_run(given.run, "float32"), {}
+    plan, loaded = SMOKE if given.smoke else FULL, load_run(given.run, "float32")
+    found: dict[str, dict[str, float]] = {}
+    if given.json and given.json.is_file():
+        found = json.loads(given.json.read_text())["found"]
     for name, model in models(loaded.model, given.base):
-        started = time.monotonic()
-        found[name] = measured(model.eval(), loaded.tokenizer, given.data, plan)
-        say(f"{name}: {found[name]} in {time.monotonic() - started:,.0f} s")
-        if given.json:
-            given.json.write_text(json.dumps({"plan": plan, "found": found}, indent=2) + "\n")
-    print(table(found, plan))
+        if name not in given.models.split(","):
+            continue
+        own = found.setdefault(name, {})
+        for row, ask in questions(given.data, loaded.tokenizer, plan).items():
+            if row in own or given.rows not in row:
+                continue
+            started = time.monotonic()
+            own[row] = ask(model.eval())
+            say(f"{name}: {row}: {own[row]:.3f} in {time.monotonic() - started:,.0f} s")
+            if given.json:
+                given.json.write_text(json.dumps({"plan": plan, "found": found}, indent=2) + "\n")
+    print(table(found))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,8 +38,8 @@ Figures = dict[str, float]
 
 def text(start: str, seed: int, workspace: Workspace) -> Figures:
     settings = ablation.PRESETS["narrow"]
-    settings = settings | {"changes": {**settings["changes"], "designed_heads": start}}
-    (cell,) = (c for c in ablation.cells(settings, [ROW], seed + 1) if c["seed"] == seed)
+    settings = replace(settings, changes={**settings.changes, "designed_heads": start})
+    (cell,) = (c for c in ablation.cells(settings, [ROW], seed + 1) if c.seed == seed)
     found = ablation.EXPERIMENT.run(cell, workspace)
     return {"bits": found["bits"], "second reading": found["reread"]["gap_256"]}
 
@@ -77,8 +78,9 @@ def mqar(start: str, seed: int, workspace: Workspace) -> Figures:
 
 def stage(start: str, seed: int, workspace: Workspace) -> Figures:
     settings = babilong.PRESETS["small"]
-    cell = settings | {"variant": VARIANT, "seed": seed, "designed_heads": start}
-    cell |= {"stages": settings["stages"][:1], "lengths": []}
+    stages = settings.stages[:1]
+    settings = replace(settings, designed_heads=start, stages=stages, lengths=[])
+    cell = babilong.Cell.of(settings, variant=VARIANT, seed=seed)
     return {"loss": babilong.EXPERIMENT.run(cell, workspace)["training"]["loss"]}
 
 

@@ -1,6 +1,7 @@
 """The scripts behind the figures still run: all of them are read, and the engine's is run small."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -29,3 +30,32 @@ def test_starts_ask_every_task_for_what_it_has():
     starts = importlib.import_module("starts")
     assert callable(starts.babilong.EXPERIMENT.run)
     assert callable(starts.ablation.EXPERIMENT.run)
+
+
+def test_the_summary_draws_what_docs_results_hold(tmp_path, monkeypatch):
+    summary = importlib.import_module("summary")
+    monkeypatch.setattr(sys, "argv", ["summary.py", "--out", str(tmp_path / "summary.png")])
+    summary.main()
+    assert (tmp_path / "summary.png").stat().st_size > 20_000
+
+
+def stored(name):
+    return json.loads((FOLDER.parent / "docs" / "results" / f"{name}.json").read_text())
+
+
+def test_readme_shows_the_figures_that_are_stored():
+    engine, readme = importlib.import_module("engine"), (FOLDER.parent / "README.md").read_text()
+    assert engine.table([engine.Row(**row) for row in stored("engine")["rows"].values()]) in readme
+    recalls, results = {}, stored("recall")["results"]
+    for result in results:
+        recalls.setdefault(result["row"], []).append((result["recall"], result["passed"]))
+    for row, seeds in recalls.items():
+        shares, steps = (sorted(part) for part in zip(*seeds, strict=True))
+        ends = f"{shares[0]:.3f} | {shares[-1]:.3f} | {steps[0]} - {steps[-1]}"
+        assert f"| {row} | {ends} |" in readme
+
+
+def test_the_house_is_measured():
+    house = importlib.import_module("house")
+    assert house.cycles() == 0
+    assert {Path(file).name for file in house.hops("titans")} >= {"model.py", "memory_layer.py"}

@@ -1,7 +1,7 @@
 """Who may import whom.
 
-notation <- memory <- layers <- blocks <- model <- data <- tasks <- training <- reading
-         <- inspection <- serving <- evaluation <- {experiments, demo} <- cli
+memory <- layers <- blocks <- model <- data <- tasks <- training <- reading
+       <- inspection <- serving <- evaluation <- {experiments, demo} <- cli
 """
 
 import ast
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "atlas_memory"
 
-FLOOR = {"notation": 0, "memory": 1, "layers": 2, "blocks": 3, "model": 4, "data": 5, "tasks": 6}
+FLOOR = {"memory": 1, "layers": 2, "blocks": 3, "model": 4, "data": 5, "tasks": 6}
 FLOOR |= {"training": 7, "reading": 8, "inspection": 9, "serving": 10, "evaluation": 11}
 FLOOR |= {"experiments": 12, "demo": 12, "cli": 13}
 # The edge of the model: what it is built from, and what wraps it for other libraries.
@@ -86,7 +86,7 @@ def test_a_wrong_import_is_seen(module: str, source: str) -> None:
     [
         ("atlas_memory.memory.omega", "import math\nimport torch.nn.functional as F"),
         ("atlas_memory.memory.omega", "from .state import MemoryState"),
-        ("atlas_memory.memory.omega", "from atlas_memory.notation import Keys"),
+        ("atlas_memory.memory.omega", "from atlas_memory.memory.state import MemoryState"),
         ("atlas_memory.memory.__init__", "from .omega import windowed"),
         (
             "atlas_memory.layers.norms",

@@ -61,7 +61,7 @@ def anywhere(wheel, tmp_path_factory):
 
 
 def test_a_recipe_is_found_anywhere(anywhere):
-    assert "recipe                   quickstart" in anywhere("train", "quickstart", "--dry-run")
+    assert anywhere("train", "quickstart", "--dry-run").split()[:2] == ["recipe", "quickstart"]
 
 
 def test_the_demo_answers_anywhere(anywhere):

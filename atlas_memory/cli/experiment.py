@@ -6,6 +6,8 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ from atlas_memory.names import suggest
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from atlas_memory.experiments.experiment import Cell, Result
+    from atlas_memory.experiments.experiment import Result
 
 NAME = "One of the experiments; without it they are listed."
 VARIANTS = "Names from `atlas list`, with commas between them."
@@ -140,7 +142,7 @@ def _plan(order: Any, folder: Any, as_json: bool) -> None:
 
     left = missing(order, folder)
     if as_json:
-        print(json.dumps({"cells": order.cells(), "missing": left}))
+        print(json.dumps({"cells": [*map(asdict, order.cells())], "missing": [*map(asdict, left)]}))
         return
     print(f"{len(order.cells())} cells, {len(left)} of them to run in {folder.path}")
     for sentence in order.experiment.deviations(order.settings):
@@ -208,7 +210,7 @@ def _time_left(mean: float | None, cells: int) -> str:
 class _Shown:
     """Cells done, time left and what runs now, on stderr: a bar, or lines in a file."""
 
-    def __init__(self, cells: list[Cell], left: list[Cell]) -> None:
+    def __init__(self, cells: Sequence[Any], left: Sequence[Any]) -> None:
         self.all, self.done, self.left = len(cells), len(cells) - len(left), len(left)
         self.seconds: list[float] = []
         self.said = time.monotonic()
@@ -233,15 +235,15 @@ class _Shown:
         self.task = self.bar.add_task("", total=self.all, completed=self.done)
         self.bar.start()
 
-    def begin(self, cell: Cell) -> None:
-        plain = [f"{k}={v}" for k, v in cell.items() if isinstance(v, str | int | float)]
+    def begin(self, cell: Any) -> None:
+        plain = [f"{k}={v}" for k, v in vars(cell).items() if isinstance(v, str | int | float)]
         self.now = " ".join(plain[:6])
         self._show("", force=self.bar is not None)
 
     def say(self, text: str) -> None:
         self._show(text, force=self.bar is not None)
 
-    def end(self, result: Result) -> None:
+    def end(self, result: Result[Any]) -> None:
         self.done, self.left = self.done + 1, self.left - 1
         self.seconds.append(result.seconds)
         self._show(f"done in {result.seconds:.1f} s", force=self.bar is not None or not self.left)

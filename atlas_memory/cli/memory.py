@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from atlas_memory.cli.options import AsJson
+from atlas_memory.cli.show import readable_size
 
 
 def run(
@@ -58,6 +59,8 @@ def _readable(name: str, value: Any) -> str:
             return f"{value:,} tokens"
         case "surprise":
             return f"{value:.4f} bits per token"
+        case "bytes" | "file bytes":
+            return f"{value:,} ({readable_size(value)})"
         case "sources":
             return "; ".join(value) or "-"
         case "finished":

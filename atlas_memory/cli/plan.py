@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,15 +14,16 @@ STATE_BYTES = 16  # a float32 parameter, its gradient and Adam's two averages
 
 
 def plan(recipe: Recipe) -> dict[str, Any]:
-    """Figures of a run on one process. The vocabulary is that of the size, or 256 for bytes."""
+    """Figures of a run on one process, with the tokenizer's ids if it is here, or the size's."""
     from atlas_memory.cli.costs import flops_per_token, parameters
+    from atlas_memory.cli.show import readable_size
     from atlas_memory.training.prepare import micro_batches, require_window
     from atlas_memory.training.run_folder import processes
 
     if recipe.retrofit.base is not None:
         return _retrofit(recipe)
     data, train = recipe.data, recipe.train
-    config = recipe.model.config(**({"vocab_size": 256} if data.tokenizer == "bytes" else {}))
+    config = recipe.model.config(**_vocabulary(data.tokenizer))
     require_window(config, data.length)
     micro, accumulate = micro_batches(train, processes()[1])
     count = parameters(config)
@@ -37,11 +39,19 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         "steps": train.steps,
         "tokens per step": train.batch * data.length,
         "sequences at once": f"{micro}, {accumulate} times a step",
-        "memory of weights, gradients and Adam": _bytes(weights),
-        "memory of activations, about": _bytes(activations),
+        "memory of weights, gradients and Adam": readable_size(weights),
+        "memory of activations, about": readable_size(activations),
         "FLOPs per token": flops,
         "FLOPs": f"{flops * tokens:.3g}",
     }
+
+
+def _vocabulary(tokenizer: str) -> dict[str, int]:
+    """Nothing is fetched for a plan."""
+    from atlas_memory.data.tokenizer import PACKED, load_tokenizer
+
+    here = tokenizer in ("bytes", *PACKED) or Path(tokenizer).expanduser().exists()
+    return {"vocab_size": load_tokenizer(tokenizer).vocab_size} if here else {}
 
 
 def _retrofit(recipe: Recipe) -> dict[str, Any]:
@@ -75,7 +85,3 @@ def _chunk_ends(config: AtlasConfig, tokens: int) -> int:
     shapes = memory.architecture.shapes(memory.features.dim(head), head)
     state = sum(out * into for out, into in shapes) * config.num_attention_heads
     return 4 * 2 * state * -(-tokens // memory.chunk)
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"

@@ -35,7 +35,7 @@ def run(
     atlas retrofit smollm2 --layers 15,20,25 --window 256 --out runs/smollm2;
     atlas train runs/smollm2 --data books/ --stream
     """
-    from atlas_memory.cli.show import print_flat
+    from atlas_memory.cli.show import print_table
 
     shape: dict[str, Any] = {"window": _window(window), "sinks": sinks, "lora": lora}
     chosen = None if layers is None else _numbers(layers)
@@ -51,7 +51,7 @@ def run(
     if as_json:
         print(json.dumps(shown))
     else:
-        print_flat(shown)
+        print_table(shown)
 
 
 def _retrofit(

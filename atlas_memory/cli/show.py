@@ -35,12 +35,14 @@ def run(
     if as_json:
         print(json.dumps(shown))
     else:
-        print_flat(shown)
+        print_table(shown)
 
 
-def print_flat(shown: dict[str, Any]) -> None:
-    for name, value in _flat(shown):
-        print(f"{name:24} {value}")
+def print_table(shown: dict[str, Any]) -> None:
+    lines = _lines(shown)
+    width = max(len(name) for name, value in lines if value)  # a heading may be longer
+    for name, value in lines:
+        print(f"{name:{width}}  {value}".rstrip())
 
 
 def _run(folder: Path, context: int) -> dict[str, Any]:
@@ -111,15 +113,15 @@ def _attention_bytes(config: AtlasConfig) -> dict[str, int]:
     return {name: n * each for name, n in {"4K": 4_096, "32K": 32_768, "1M": 2**20}.items()}
 
 
-def _flat(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    """One line a value: tables inside tables become `outer.inner`, a choice becomes a call."""
+def _lines(shown: dict[str, Any], of: str = "") -> list[tuple[str, str]]:
+    """One line a value: a table inside is a heading and indented lines, a choice is a call."""
     lines: list[tuple[str, str]] = []
     for name, value in shown.items():
         if isinstance(value, dict) and not CHOICE.intersection(value):
-            nested = {f"{name}.{inner}": item for inner, item in value.items()}
-            lines += _flat(nested)
+            inside = _lines(value, of or name)
+            lines += [(name, ""), *((f"  {inner}", said) for inner, said in inside)]
         else:
-            lines.append((name, _readable(name, value)))
+            lines.append((name, _readable(of or name, value)))
     return lines
 
 
@@ -129,10 +131,9 @@ def _readable(name: str, value: Any) -> str:
             return "-"
         case bool():
             return "yes" if value else "no"
-        case int() if name.startswith("state bytes"):
-            return f"{value:,} ({readable_size(value)})"
         case int():
-            return f"{value:,}"
+            large = name.startswith("state bytes") and value >= 1_000
+            return f"{value:,} ({readable_size(value)})" if large else f"{value:,}"
         case dict():
             said = {k: v for k, v in value.items() if k not in CHOICE and v is not None}
             given = [f"{key}={inner}" for key, inner in said.items()]

@@ -68,8 +68,10 @@ def run(
     require_data(chosen)
     if dry_run:
         from atlas_memory.cli.plan import plan
+        from atlas_memory.cli.show import print_table
 
-        _print(plan(chosen), as_json)
+        planned = plan(chosen)
+        print(json.dumps(planned)) if as_json else print_table(planned)
         return
     _train(chosen, where or _new_folder(chosen, output), as_json, resume)
 
@@ -171,7 +173,7 @@ def _print(shown: dict[str, Any], as_json: bool) -> None:
         elif name == "sample" and value is not None:
             print(f"\nsample\n{value}\n")
         elif value is not None:
-            print(f"{name:24} {_readable(value)}")
+            print(f"{name:20} {value}")
 
 
 def _line(name: str, figures: dict[str, Any]) -> str:
@@ -195,10 +197,6 @@ def _again(figures: dict[str, Any]) -> str:
     if 0 in shares:
         told.insert(0, f"{shares[0]:.3f} of the first at once")
     return ", ".join(told)
-
-
-def _readable(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def say(text: str) -> None:

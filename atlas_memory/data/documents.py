@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import glob, has_magic
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from atlas_memory.names import suggest
 
@@ -91,7 +92,7 @@ def _text_document(path: Path) -> Document:
             yield _checked(piece, path)
 
 
-def _whole_lines(file: IO[bytes]) -> bytes:
+def _whole_lines(file: BufferedIOBase) -> bytes:
     piece = file.read(PIECE)
     return piece + file.readline(PIECE) if piece and not piece.endswith(b"\n") else piece
 
@@ -141,10 +142,8 @@ def _checked(piece: bytes, path: Path) -> bytes:
     return piece
 
 
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return path.open("rb")
+def _open(path: Path) -> BufferedIOBase:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _ends(path: Path, endings: tuple[str, ...]) -> bool:

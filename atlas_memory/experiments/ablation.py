@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
-from atlas_memory.experiments.language_model import SMALL_TEXT, SMOKE_TEXT, published_text
-from atlas_memory.experiments.text_models import SECOND, fitting, second, train_and_score
+from atlas_memory.experiments.experiment import Experiment, Result, Table
+from atlas_memory.experiments.language_model import SMOKE_TEXT, Text, published_text
+from atlas_memory.experiments.text_models import SECOND, TextCell, fitting, second, train_and_score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,63 +60,60 @@ PUBLISHED = {
     "w/o polynomial mapping": (22.14, 50.57),
 }
 
-PRESETS: dict[str, Settings] = {
-    "smoke": SMOKE_TEXT
-    | {
-        "changes": {
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "memory.architecture.expansion": 1,
-        },
-        "length": 32,
-        "batch": 2,
-    },
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Text):
+    length: int
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(TextCell):
+    row: str
+
+
+def _shape(width: int, layers: int, heads: int) -> dict[str, Any]:
+    return {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+
+
+PRESETS = {
+    "smoke": Settings(
+        **SMOKE_TEXT,
+        changes=_shape(16, 1, 2) | {"memory.architecture.expansion": 1},
+        length=32,
+        batch=2,
+    ),
     # Heads of 8 hold eight pairs: at this width it is the feed-forward networks that are compared.
-    "narrow": SMALL_TEXT
-    | {
-        "changes": {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
+    "narrow": Settings(
+        changes=_shape(64, 2, 8)
+        | {
             "memory.architecture.expansion": 1,
             "memory.chunk": 64,
             "memory.optimizer.period": 64,
         },
-        "length": 256,
-        "batch": 8,
-    },
-    "small": SMALL_TEXT
-    | {
-        "changes": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
-        "parameters": 250_000,
-        "length": 512,
-        "batch": 4,
-    },
+        length=256,
+        batch=8,
+    ),
+    "small": Settings(changes=_shape(64, 2, 2), parameters=250_000, length=512, batch=4),
     # The paper's Muon steps at every token.
-    "paper": published_text("760m") | {"changes": {"memory.optimizer.period": 1}},
+    "paper": Settings(**published_text("760m"), changes={"memory.optimizer.period": 1}),
 }
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
-    return [
-        {
-            "row": row,
-            **settings,
-            "variant": ROWS[row][0],
-            "changes": {**fitting(ROWS[row][0], settings["changes"]), **ROWS[row][1]},
-            "seed": seed,
-        }
-        for seed in range(seeds)
-        for row in variants
-    ]
+    found = []
+    for seed, row in product(range(seeds), variants):
+        variant, own = ROWS[row]
+        changes = {**fitting(variant, settings.changes), **own}
+        found.append(Cell.of(settings, row=row, variant=variant, changes=changes, seed=seed))
+    return found
 
 
-def bits_by_row(results: list[Result]) -> dict[str, list[float]]:
+def bits_by_row(results: list[Result[Cell]]) -> dict[str, list[float]]:
     """Bits of every seed that stayed finite."""
     found: dict[str, list[float]] = {}
     for r in results:
-        bits = found.setdefault(r.cell["row"], [])
+        bits = found.setdefault(r.cell.row, [])
         if r.figures["bits"] is not None:
             bits.append(r.figures["bits"])
     return found
@@ -127,7 +126,7 @@ def _published(row: str) -> list[str | None]:
     return [f"{perplexity:.2f}", f"{perplexity - PUBLISHED['Atlas'][0]:+.2f}", f"{accuracy:.2f}"]
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     found = bits_by_row(results)
     atlas = mean(found["Atlas"]) if found.get("Atlas") else None
     rows = []
@@ -135,7 +134,7 @@ def table(results: list[Result]) -> Table:
         average = mean(bits) if bits else None
         behind = None if average is None or atlas is None else f"{average - atlas:+.3f}"
         spread = f"{stdev(bits):.3f}" if len(bits) > 1 else None
-        own = [r for r in results if r.cell["row"] == row]
+        own = [r for r in results if r.cell.row == row]
         again = second(own)
         rows.append(
             [
@@ -165,7 +164,7 @@ def table(results: list[Result]) -> Table:
     )
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     """Differences to Atlas: ours in bits per byte, the paper's in perplexity."""
     figure.set_size_inches(10, 4)
     ours, theirs = figure.subplots(1, 2, sharey=True)
@@ -181,12 +180,12 @@ def plot(results: list[Result], figure: Figure) -> None:
 
 
 def deviations(settings: Settings) -> list[str]:
-    tokens = settings["steps"] * settings["batch"] * settings["length"]
+    tokens = settings.steps * settings.batch * settings.length
     return [
-        f"{settings['size']} models of about {settings['parameters'] or 760_000_000:,} parameters, "
-        f"{tokens:,} tokens of {settings['data']} at length {settings['length']}; "
+        f"{settings.size} models of about {settings.parameters or 760_000_000:,} parameters, "
+        f"{tokens:,} tokens of {settings.data} at length {settings.length}; "
         "the paper: 760M, 30B tokens of FineWeb at length 4096",
-        f"tokenizer {settings['tokenizer']} and bits per byte instead of T5's 32K vocabulary and "
+        f"tokenizer {settings.tokenizer} and bits per byte instead of T5's 32K vocabulary and "
         "perplexity; no common-sense tasks",
         "Muon steps once a chunk unless memory.optimizer.period is 1",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments import long_context
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table
+from atlas_memory.experiments.experiment import Experiment, Result, Table
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import babi, babilong
 from atlas_memory.tasks.corpora import backgrounds
@@ -31,20 +31,29 @@ PUBLISHED = {
 }
 CLAIM = "paper: Atlas (MAC) above 0.80 at 10M tokens, where Titans drops"
 
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(long_context.Learning):
+    task: str = "qa1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(long_context.LongCell, Settings):
+    """A variant on a task."""
+
+
 PRESETS = long_context.presets(
-    small={
-        "task": "qa1",
-        "megabytes": 4.0,
-        # shortest and longest text, questions, tokens of a batch, steps
-        "stages": [
+    small=Settings(
+        megabytes=4.0,
+        stages=[
             [100, 100, 5, 1_500, 300],
             [100, 300, 5, 1_500, 350],
             [300, 1_000, 8, 2_500, 350],
             [1_000, 4_000, 10, 4_000, 300],
         ],
-        # tokens, samples; [10_000_000, 2] is another quarter of an hour for Titans on a core
-        "lengths": [[4_000, 64], [16_000, 32], [128_000, 8], [1_000_000, 4]],
-    },
+        # [10_000_000, 2] is another quarter of an hour for Titans on a core
+        lengths=[[4_000, 64], [16_000, 32], [128_000, 8], [1_000_000, 4]],
+    ),
     smoke={
         "stages": [[100, 100, 5, 500, 2], [100, 200, 5, 400, 2]],
         "lengths": [[200, 2], [3_000, 2]],
@@ -63,8 +72,8 @@ PRESETS = long_context.presets(
 )
 
 
-def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
-    return [{"variant": v, "seed": s, **settings} for s in range(seeds) for v in variants]
+def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
+    return [Cell.of(settings, variant=v, seed=s) for s in range(seeds) for v in variants]
 
 
 @dataclass(frozen=True)
@@ -78,13 +87,13 @@ class Located:
 
     @staticmethod
     def of(cell: Cell, say: Callable[[str], None]) -> Located:
-        words = babilong.vocabulary(cell["buckets"])
+        words = babilong.vocabulary(cell.buckets)
         training, testing = backgrounds(
-            cell["corpus"], cell["megabytes"], words.encode, words.others, say
+            cell.corpus, cell.megabytes, words.encode, words.others, say
         )
         # Half of the texts are sentences with a word of the task in them, easily confused.
         names = words.encode(" ".join([*babi.ACTORS, *babi.GIVERS, *babi.LOCATIONS, *babi.OBJECTS]))
-        return Located(cell["task"], words, training.with_emphasis(names), testing)
+        return Located(cell.task, words, training.with_emphasis(names), testing)
 
     def lesson(self, tokens: int, questions: int, random: np.random.Generator) -> tuple[Any, Any]:
         return babilong.lesson(self.task, tokens, questions, self.training, self.words, random)
@@ -106,7 +115,7 @@ class Located:
 run = partial(long_context.learn_and_measure, Located.of)
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     """A row a model: exact match by length, beside fine-tuned models of the BABILong paper."""
     lengths = sorted({m["tokens"] for r in results for m in r.figures["lengths"]})
     columns = ["model", "seed", "state KB", *map(long_context.short, lengths)]
@@ -114,7 +123,7 @@ def table(results: list[Result]) -> Table:
     for result in results:
         found = {m["tokens"]: m for m in result.figures["lengths"]}
         state = next(iter(found.values()))["state_bytes"] / 1_000
-        name, seed = result.cell["variant"], result.cell["seed"]
+        name, seed = result.cell.variant, result.cell.seed
         accuracies = [found[n]["accuracy"] if n in found else None for n in lengths]
         rows.append([name, seed, round(state, 1), *accuracies])
     for name, known in PUBLISHED.items():
@@ -127,11 +136,11 @@ def table(results: list[Result]) -> Table:
     return Table(columns, rows, [CLAIM, f"samples: {samples}", f"guessing: {CHANCE:.3f}"])
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     axes = figure.subplots()
     for result in results:
         measured = result.figures["lengths"]
-        label = f"{result.cell['variant']}, seed {result.cell['seed']}"
+        label = f"{result.cell.variant}, seed {result.cell.seed}"
         axes.plot(
             [m["tokens"] for m in measured], [m["accuracy"] for m in measured], "o-", label=label
         )
@@ -143,7 +152,7 @@ def plot(results: list[Result], figure: Figure) -> None:
     axes.legend(fontsize="small")
 
 
-def deviations(settings: Mapping[str, Any]) -> list[str]:
+def deviations(settings: Settings) -> list[str]:
     said = [
         "the facts are regenerated by the rules of bAbI, the released files are not used",
         "in qa1 every question that a text answers is asked, and their mean is the text's score",
@@ -151,11 +160,11 @@ def deviations(settings: Mapping[str, Any]) -> list[str]:
         "half of the training texts are made of sentences that contain a word of the task",
     ]
     said += long_context.priced(settings)
-    if settings["corpus"] != "emozilla/pg19":
+    if settings.corpus != "emozilla/pg19":
         said += [
-            f"the background is {settings['corpus']}, not PG19",
-            f"tokens are words, {settings['buckets']} hashed buckets for those not of the task",
-            f"a model of two layers of width {settings['dim']} is trained from scratch, "
+            f"the background is {settings.corpus}, not PG19",
+            f"tokens are words, {settings.buckets} hashed buckets for those not of the task",
+            f"a model of two layers of width {settings.dim} is trained from scratch, "
             "not a language model fine-tuned",
             "few samples at the longest lengths; see the table's note",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from atlas_memory.experiments.associations import (
     recall,
 )
 from atlas_memory.experiments.capacity_plot import plot
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
+from atlas_memory.experiments.experiment import Experiment, Result, Table, Workspace
 from atlas_memory.memory.architectures import MLP, Matrix
 from atlas_memory.memory.attentional_bias import L2
 from atlas_memory.memory.feature_maps import Identity, Polynomial
@@ -31,6 +32,8 @@ from atlas_memory.memory.retention import NoRetention
 from atlas_memory.memory.spec import MemorySpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from atlas_memory.memory.architectures import MemoryArchitecture
     from atlas_memory.memory.feature_maps import Features
     from atlas_memory.memory.optimizers import Optimizer
@@ -53,164 +56,210 @@ RULES: dict[str, tuple[Optimizer, int, tuple[float, ...]]] = {
     "omega 16 + muon": (Muon(), 16, (0.0, 0.9)),
 }
 
-PRESETS: dict[str, Settings] = {
-    "smoke": {
-        "ranks": [[4, 2], [4, 3]],
-        "residual": {"d": 8, "dv": 8, "degrees": [1, 2], "ratios": [0.5, 2.0]},
-        "deep": {"d": 4, "shapes": [[1, 1], [2, 1]], "ratios": [0.5, 2.0], "steps": 20},
-        "online": {"d": 8, "pairs": [4, 8], "sequences": 2, "etas": [0.01, 0.1, 0.5]},
-    },
-    "small": {
-        "ranks": [[8, 2], [8, 3], [16, 2], [16, 3], [32, 2]],
-        "residual": {
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """ranks: [d, degree]. The others: the sizes that are run, of least squares, of deep memories
+    fitted to all pairs, and of memories that see every pair once.
+    """
+
+    ranks: list[list[int]]
+    residual: dict[str, Any]
+    deep: dict[str, Any]
+    online: dict[str, Any]
+
+
+PRESETS = {
+    "smoke": Settings(
+        ranks=[[4, 2], [4, 3]],
+        residual={"d": 8, "dv": 8, "degrees": [1, 2], "ratios": [0.5, 2.0]},
+        deep={"d": 4, "shapes": [[1, 1], [2, 1]], "ratios": [0.5, 2.0], "steps": 20},
+        online={"d": 8, "pairs": [4, 8], "sequences": 2, "etas": [0.01, 0.1, 0.5]},
+    ),
+    "small": Settings(
+        ranks=[[8, 2], [8, 3], [16, 2], [16, 3], [32, 2]],
+        residual={
             "d": 16,
             "dv": 16,
             "degrees": [1, 2],
             "ratios": [0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
         },
-        "deep": {
+        deep={
             "d": 8,
             "shapes": [[1, 1], [2, 1], [2, 2], [2, 4], [3, 1], [3, 2]],
             "ratios": [0.5, 0.7, 0.8, 0.9, 1.0, 1.25, 2.0],
             "steps": 60,
         },
-        "online": {
+        online={
             "d": 32,
             "pairs": [8, 16, 32, 48, 64, 96, 128],
             "sequences": 4,
             "etas": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1.0],
         },
-    },
+    ),
 }
 # The paper proves and does not measure; its own sizes are those of a head of its 340M model.
-PRESETS["paper"] = {
-    "ranks": [[8, 2], [8, 3], [16, 2], [16, 3], [32, 2], [64, 2]],
-    "residual": {**PRESETS["small"]["residual"], "d": 64, "dv": 64},
-    "deep": {
+PRESETS["paper"] = Settings(
+    ranks=[[8, 2], [8, 3], [16, 2], [16, 3], [32, 2], [64, 2]],
+    residual={**PRESETS["small"].residual, "d": 64, "dv": 64},
+    deep={
         "d": 16,
         "shapes": [[1, 1], *([layers, width] for layers in (2, 3) for width in (1, 2, 4))],
         "ratios": [0.5, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0],
         "steps": 300,
     },
-    "online": {**PRESETS["small"]["online"], "d": 64, "pairs": [16, 32, 64, 128, 256, 512, 1024]},
-}
+    online={**PRESETS["small"].online, "d": 64, "pairs": [16, 32, 64, 128, 256, 512, 1024]},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Keys of d numbers, m of them with values."""
+
+    d: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Drawn):
+    m: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Drawn):
+    """How many features of random keys are independent."""
+
+    kind: str = "rank"
+    degree: int
+    features: str
+    unit: bool
+    constant: bool
+
+    def run(self) -> dict[str, Any]:
+        features = make_features(self.features, self.degree)
+        K, _ = draw(features.dim(self.d) + SPARE, self.d, 1, unit=self.unit, seed=self.seed)
+        size = self.features, self.degree, self.d
+        return {
+            "rank": rank(lift(K, features, constant=self.constant)),
+            "expected": expected_rank(*size, unit=self.unit, constant=self.constant),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual(Pairs):
+    """What least squares leaves of m pairs."""
+
+    kind: str = "residual"
+    dv: int
+    degree: int
+    features: str
+
+    def run(self) -> dict[str, Any]:
+        K, V = draw(self.m, self.d, self.dv, unit=False, seed=self.seed)
+        phi = lift(K, make_features(self.features, self.degree))
+        known = {"features": phi.shape[-1], "expected": max(0.0, 1 - phi.shape[-1] / self.m)}
+        return known | _compared(least_squares(phi, V), V)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deep(Pairs):
+    """What a deep memory holds that is fitted to all of its m pairs."""
+
+    kind: str = "deep"
+    layers: int
+    width: int
+    steps: int
+
+    def run(self) -> dict[str, Any]:
+        d = self.d
+        K, V = draw(self.m, d, d, unit=False, seed=self.seed)
+        answers = fit_deep(K, V, self.layers, self.width, self.steps, self.seed)
+        size = num_parameters(matrices(d, d, self.layers, self.width))
+        return {"parameters": size, "load": self.m * d / size} | _compared(answers, V)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Online(Pairs):
+    """What one pass over m pairs leaves of them, at the best of the steps."""
+
+    kind: str = "online"
+    memory: str
+    rule: str
+    sequences: int
+    etas: list[float]
+
+    def run(self) -> dict[str, Any]:
+        features, architecture = MEMORIES[self.memory]
+        optimizer, window, momenta = RULES[self.rule]
+        spec = MemorySpec(features, architecture, L2(), optimizer, NoRetention(), window, chunk=1)
+        first = self.seed * self.sequences
+        pairs = [
+            draw(self.m, self.d, self.d, unit=True, seed=first + i) for i in range(self.sequences)
+        ]
+        steps = list(product(self.etas, momenta))
+        done = online(spec, pairs, steps, self.seed)
+        best = max(range(len(steps)), key=lambda i: done.recalls[i])
+        exact = min(range(len(steps)), key=lambda i: done.errors[i])
+        return {
+            "recall": done.recalls[best],
+            "eta": steps[best][0],
+            "theta": steps[best][1],
+            "error": done.errors[exact],
+        }
+
+
+def _compared(answers: Tensor, V: Tensor) -> dict[str, Any]:
+    return {"error": error(answers, V), "recall": recall(answers, V)}
+
+
+Cell = Rank | Residual | Deep | Online
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
-    return [
-        {**cell, "seed": seed}
-        for seed in range(seeds)
-        for cell in (
-            *_rank_cells(settings["ranks"]),
-            *_residual_cells(settings["residual"]),
-            *_deep_cells(settings["deep"]),
-            *_online_cells(settings["online"]),
-        )
-    ]
+    found: list[Cell] = []
+    for seed in range(seeds):
+        found += _rank_cells(settings.ranks, seed)
+        found += _residual_cells(settings.residual, seed)
+        found += _deep_cells(settings.deep, seed)
+        found += _online_cells(settings.online, seed)
+    return found
 
 
-def _rank_cells(sizes: Sequence[Sequence[int]]) -> Iterator[Cell]:
+def _rank_cells(sizes: Sequence[Sequence[int]], seed: int) -> Iterator[Rank]:
     for (d, degree), features, unit in product(sizes, ("polynomial", "elementwise"), (False, True)):
-        kind = {"kind": "rank", "d": d, "degree": degree, "features": features, "unit": unit}
-        yield {**kind, "constant": features == "elementwise"}
+        constant = features == "elementwise"
+        yield Rank(d=d, degree=degree, features=features, unit=unit, constant=constant, seed=seed)
 
 
-def _residual_cells(s: Settings) -> Iterator[Cell]:
+def _residual_cells(s: dict[str, Any], seed: int) -> Iterator[Residual]:
     for degree, ratio in product(s["degrees"], s["ratios"]):
         features = "identity" if degree == 1 else "polynomial"
         m = max(1, round(ratio * expected_rank(features, degree, s["d"], unit=False)))
-        size = {"kind": "residual", "d": s["d"], "dv": s["dv"], "degree": degree}
-        yield {**size, "features": features, "m": m}
+        yield Residual(d=s["d"], dv=s["dv"], degree=degree, features=features, m=m, seed=seed)
 
 
-def _deep_cells(s: Settings) -> Iterator[Cell]:
+def _deep_cells(s: dict[str, Any], seed: int) -> Iterator[Deep]:
+    d = s["d"]
     for (layers, width), ratio in product(s["shapes"], s["ratios"]):
-        size = num_parameters(matrices(s["d"], s["d"], layers, width * s["d"]))
-        kind = {"kind": "deep", "d": s["d"], "layers": layers, "width": width * s["d"]}
-        yield {**kind, "m": max(1, round(ratio * size / s["d"])), "steps": s["steps"]}
+        size = num_parameters(matrices(d, d, layers, width * d))
+        m = max(1, round(ratio * size / d))
+        yield Deep(d=d, layers=layers, width=width * d, m=m, steps=s["steps"], seed=seed)
 
 
-def _online_cells(s: Settings) -> Iterator[Cell]:
+def _online_cells(s: dict[str, Any], seed: int) -> Iterator[Online]:
+    shared = {"d": s["d"], "sequences": s["sequences"], "etas": list(s["etas"]), "seed": seed}
     for memory, rule, m in product(MEMORIES, RULES, s["pairs"]):
-        kind = {"kind": "online", "memory": memory, "rule": rule, "m": m, "d": s["d"]}
-        yield {**kind, "sequences": s["sequences"], "etas": list(s["etas"])}
+        yield Online(memory=memory, rule=rule, m=m, **shared)
 
 
 def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
-    return RUNS[cell["kind"]](cell)
-
-
-def _run_rank(cell: Cell) -> dict[str, Any]:
-    features = make_features(cell["features"], cell["degree"])
-    keys = features.dim(cell["d"]) + SPARE
-    K, _ = draw(keys, cell["d"], 1, unit=cell["unit"], seed=cell["seed"])
-    name, degree, d = cell["features"], cell["degree"], cell["d"]
-    return {
-        "rank": rank(lift(K, features, constant=cell["constant"])),
-        "expected": expected_rank(name, degree, d, unit=cell["unit"], constant=cell["constant"]),
-    }
-
-
-def _run_residual(cell: Cell) -> dict[str, Any]:
-    features = make_features(cell["features"], cell["degree"])
-    K, V = draw(cell["m"], cell["d"], cell["dv"], unit=False, seed=cell["seed"])
-    phi = lift(K, features)
-    answers = least_squares(phi, V)
-    expected = max(0.0, 1 - phi.shape[-1] / cell["m"])
-    return {
-        "features": phi.shape[-1],
-        "error": error(answers, V),
-        "expected": expected,
-        "recall": recall(answers, V),
-    }
-
-
-def _run_deep(cell: Cell) -> dict[str, Any]:
-    d = cell["d"]
-    K, V = draw(cell["m"], d, d, unit=False, seed=cell["seed"])
-    answers = fit_deep(K, V, cell["layers"], cell["width"], cell["steps"], cell["seed"])
-    size = num_parameters(matrices(d, d, cell["layers"], cell["width"]))
-    return {
-        "parameters": size,
-        "load": cell["m"] * d / size,
-        "error": error(answers, V),
-        "recall": recall(answers, V),
-    }
-
-
-def _run_online(cell: Cell) -> dict[str, Any]:
-    features, architecture = MEMORIES[cell["memory"]]
-    optimizer, window, momenta = RULES[cell["rule"]]
-    spec = MemorySpec(features, architecture, L2(), optimizer, NoRetention(), window, chunk=1)
-    first = cell["seed"] * cell["sequences"]
-    pairs = [
-        draw(cell["m"], cell["d"], cell["d"], unit=True, seed=first + i)
-        for i in range(cell["sequences"])
-    ]
-    steps = list(product(cell["etas"], momenta))
-    done = online(spec, pairs, steps, cell["seed"])
-    best = max(range(len(steps)), key=lambda i: done.recalls[i])
-    exact = min(range(len(steps)), key=lambda i: done.errors[i])
-    return {
-        "recall": done.recalls[best],
-        "eta": steps[best][0],
-        "theta": steps[best][1],
-        "error": done.errors[exact],
-    }
-
-
-RUNS = {
-    "rank": _run_rank,
-    "residual": _run_residual,
-    "deep": _run_deep,
-    "online": _run_online,
-}
+    return cell.run()
 
 
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Any]]) -> Table:
     rows = [*_rank_rows(results), *_residual_rows(results), *_deep_rows(results)]
     return Table(
         ("claim", "memory", "predicted", "measured"),
@@ -225,21 +274,21 @@ def table(results: list[Result]) -> Table:
 
 
 def grouped(
-    results: list[Result], kind: str, names: Sequence[str]
-) -> dict[tuple[Any, ...], list[Result]]:
+    results: list[Result[Any]], kind: str, names: Sequence[str]
+) -> dict[tuple[Any, ...], list[Result[Any]]]:
     """Results of one kind by the values of some fields of their cells."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
+    groups: dict[tuple[Any, ...], list[Result[Any]]] = {}
     for result in results:
-        if result.cell["kind"] == kind:
-            groups.setdefault(tuple(result.cell[n] for n in names), []).append(result)
+        if result.cell.kind == kind:
+            groups.setdefault(tuple(getattr(result.cell, n) for n in names), []).append(result)
     return groups
 
 
-def average(group: list[Result], figure: str) -> float:
+def average(group: list[Result[Any]], figure: str) -> float:
     return mean(r.figures[figure] for r in group)
 
 
-def _rank_rows(results: list[Result]) -> Iterator[list[Any]]:
+def _rank_rows(results: list[Result[Any]]) -> Iterator[list[Any]]:
     names = ("d", "degree", "features", "unit")
     for (d, degree, features, unit), group in grouped(results, "rank", names).items():
         what = "all monomials" if features == "polynomial" else "1 and powers"
@@ -249,7 +298,7 @@ def _rank_rows(results: list[Result]) -> Iterator[list[Any]]:
         yield ["Prop. 2, rank", memory, group[0].figures["expected"], ", ".join(map(str, ranks))]
 
 
-def _residual_rows(results: list[Result]) -> Iterator[list[Any]]:
+def _residual_rows(results: list[Result[Any]]) -> Iterator[list[Any]]:
     for (degree, m), group in grouped(results, "residual", ("degree", "m")).items():
         claim = f"Prop. {1 if degree == 1 else 2}, error"
         memory = f"{group[0].figures['features']} features, m = {m}"
@@ -257,7 +306,7 @@ def _residual_rows(results: list[Result]) -> Iterator[list[Any]]:
         yield [claim, memory, f"{group[0].figures['expected']:.3f}", found]
 
 
-def _deep_rows(results: list[Result]) -> Iterator[list[Any]]:
+def _deep_rows(results: list[Result[Any]]) -> Iterator[list[Any]]:
     for (layers, width, d), group in grouped(results, "deep", ("layers", "width", "d")).items():
         size = group[0].figures["parameters"]
         memory = f"{layers} matrices, width {width}, d = {d}" if layers > 1 else f"matrix, d = {d}"
@@ -267,13 +316,13 @@ def _deep_rows(results: list[Result]) -> Iterator[list[Any]]:
         yield ["Thm. 1, pairs", memory, f"P/dv = {size / d:.0f}, dk dv = {d * d}", found]
 
 
-def _largest(group: list[Result], holds: Any) -> int:
+def _largest(group: list[Result[Any]], holds: Any) -> int:
     """The largest m that holds for every seed."""
-    fails = {r.cell["m"] for r in group if not holds(r)}
-    return max((r.cell["m"] for r in group if r.cell["m"] not in fails), default=0)
+    fails = {r.cell.m for r in group if not holds(r)}
+    return max((r.cell.m for r in group if r.cell.m not in fails), default=0)
 
 
-def _online_rows(results: list[Result]) -> Iterator[list[Any]]:
+def _online_rows(results: list[Result[Any]]) -> Iterator[list[Any]]:
     for (memory, rule, d), group in grouped(results, "online", ("memory", "rule", "d")).items():
         by_m = {m: average(g, "recall") for (m,), g in grouped(group, "online", ("m",)).items()}
         shown = [f"{m}: {by_m[m]:.2f}" for m in sorted(by_m) if m >= d // 2]

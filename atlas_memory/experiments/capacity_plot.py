@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Any]], figure: Figure) -> None:
     figure.set_size_inches(14, 8)
     axes = figure.subplots(2, 3)
     panels = {"rank": _ranks, "residual": _residuals, "deep": _deep}
@@ -21,23 +21,21 @@ def plot(results: list[Result], figure: Figure) -> None:
         if some := of_kind(results, kind):
             draw(ax, some)
     passes = of_kind(results, "online")
-    memories = dict.fromkeys(r.cell["memory"] for r in passes)
+    memories = dict.fromkeys(r.cell.memory for r in passes)
     # An unfinished experiment has fewer memories than axes.
     for ax, memory in zip(axes[1], memories, strict=False):
-        _online(ax, [r for r in passes if r.cell["memory"] == memory], memory)
+        _online(ax, [r for r in passes if r.cell.memory == memory], memory)
 
 
-def of_kind(results: list[Result], kind: str) -> list[Result]:
-    return [r for r in results if r.cell["kind"] == kind]
+def of_kind(results: list[Result[Any]], kind: str) -> list[Result[Any]]:
+    return [r for r in results if r.cell.kind == kind]
 
 
-def _ranks(ax: Axes, results: list[Result]) -> None:
+def _ranks(ax: Axes, results: list[Result[Any]]) -> None:
     for features, marker in (("polynomial", "o"), ("elementwise", "s")):
         for unit in (False, True):
             mine = [
-                r.figures
-                for r in results
-                if (r.cell["features"], r.cell["unit"]) == (features, unit)
+                r.figures for r in results if (r.cell.features, r.cell.unit) == (features, unit)
             ]
             label = f"{features}, {'unit' if unit else 'Gaussian'} keys"
             style: dict[str, Any] = {"fillstyle": "none" if unit else "full", "label": label}
@@ -57,10 +55,10 @@ def _mean_line(ax: Axes, points: list[tuple[float, float]], style: str, label: s
     ax.plot(xs, [mean(by_x[x]) for x in xs], style, label=label, ms=4)
 
 
-def _residuals(ax: Axes, results: list[Result]) -> None:
-    for degree in sorted({r.cell["degree"] for r in results}):
-        some = [r for r in results if r.cell["degree"] == degree]
-        loads = [(r.cell["m"] / r.figures["features"], r) for r in some]
+def _residuals(ax: Axes, results: list[Result[Any]]) -> None:
+    for degree in sorted({r.cell.degree for r in results}):
+        some = [r for r in results if r.cell.degree == degree]
+        loads = [(r.cell.m / r.figures["features"], r) for r in some]
         name = f"{some[0].figures['features']} features (p = {degree})"
         _mean_line(ax, [(x, r.figures["error"]) for x, r in loads], "o", f"error, {name}")
         _mean_line(ax, [(x, r.figures["recall"]) for x, r in loads], "--", f"recall, {name}")
@@ -70,9 +68,9 @@ def _residuals(ax: Axes, results: list[Result]) -> None:
     ax.legend(fontsize=7)
 
 
-def _deep(ax: Axes, results: list[Result]) -> None:
-    for layers, width in dict.fromkeys((r.cell["layers"], r.cell["width"]) for r in results):
-        some = [r for r in results if (r.cell["layers"], r.cell["width"]) == (layers, width)]
+def _deep(ax: Axes, results: list[Result[Any]]) -> None:
+    for layers, width in dict.fromkeys((r.cell.layers, r.cell.width) for r in results):
+        some = [r for r in results if (r.cell.layers, r.cell.width) == (layers, width)]
         points = [(r.figures["load"], max(r.figures["error"], 1e-12)) for r in some]
         label = f"L = {layers}, h = {width}" if layers > 1 else "matrix"
         _mean_line(ax, points, "o-", label)
@@ -83,11 +81,11 @@ def _deep(ax: Axes, results: list[Result]) -> None:
     ax.legend(fontsize=7)
 
 
-def _online(ax: Axes, results: list[Result], memory: str) -> None:
-    for rule in dict.fromkeys(r.cell["rule"] for r in results):
-        points = [(r.cell["m"], r.figures["recall"]) for r in results if r.cell["rule"] == rule]
+def _online(ax: Axes, results: list[Result[Any]], memory: str) -> None:
+    for rule in dict.fromkeys(r.cell.rule for r in results):
+        points = [(r.cell.m, r.figures["recall"]) for r in results if r.cell.rule == rule]
         _mean_line(ax, points, "o-", rule)
-    ax.axvline(results[0].cell["d"], color="k", ls=":", lw=1)
+    ax.axvline(results[0].cell.d, color="k", ls=":", lw=1)
     ax.set_xscale("log", base=2)
     ax.set(xlabel="pairs m (dotted: d)", ylabel="recall", title=f"one online pass: {memory}")
     ax.legend(fontsize=7)

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cell = dict[str, Any]
-Settings = Mapping[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A cell, whose fields are plain JSON."""
+
+    @classmethod
+    def of(cls, settings: Any, /, **own: Any) -> Self:
+        """With values of its own, and for its other fields those of the settings."""
+        shared = {f.name: getattr(settings, f.name) for f in fields(cls) if f.name not in own}
+        return cls(**shared, **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded(Piece):
+    """What most cells are: a variant, and the seed of its numbers."""
+
+    variant: str
+    seed: int
+
+
+Cell = TypeVar("Cell")
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[Cell]):
     """A cell, its figures (plain JSON; what is not finite is None), and how long it took."""
 
     cell: Cell
@@ -40,7 +59,7 @@ class Workspace:
     say: Callable[[str], None]
 
 
-def _none(settings: Settings) -> list[str]:
+def _none(settings: Any) -> list[str]:
     return []
 
 
@@ -48,19 +67,20 @@ def _none(settings: Settings) -> list[str]:
 class Experiment:
     """One command: what is asked, what is run for it, and how it is shown.
 
-    presets: settings by name, plain JSON. variants: the default of --variants; `choices` are the
-    names it may have (empty: every variant of the package). cells(settings, variants, seeds)
-    gives the pieces of work; run(cell, workspace) makes one, and is pure: same cell, same
-    figures. deviations(settings): sentences on how the settings differ from what was published.
+    presets: settings by name. variants: the default of --variants; `choices` are the names it may
+    have (empty: every variant of the package). cells(settings, variants, seeds) gives the pieces
+    of work; run(cell, workspace) makes one, and is pure: same cell, same figures. Settings and
+    cells are frozen dataclasses of plain JSON; the names and values of a cell's fields are what
+    it is known by. deviations(settings): how the settings differ from what was published.
     """
 
     name: str
     question: str
-    presets: Mapping[str, Settings]
+    presets: Mapping[str, Any]
     variants: tuple[str, ...]
-    cells: Callable[[Settings, Sequence[str], int], list[Cell]]
-    run: Callable[[Cell, Workspace], dict[str, Any]]
-    table: Callable[[list[Result]], Table]
-    plot: Callable[[list[Result], Figure], None]
-    deviations: Callable[[Settings], list[str]] = field(default=_none)
+    cells: Callable[[Any, Sequence[str], int], Sequence[Any]]
+    run: Callable[[Any, Workspace], dict[str, Any]]
+    table: Callable[[list[Any]], Table]
+    plot: Callable[[list[Any], Figure], None]
+    deviations: Callable[[Any], list[str]] = field(default=_none)
     choices: tuple[str, ...] = ()

@@ -55,6 +55,13 @@ def labelled_loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model.lm_head(hidden).float(), labels[asked])
 
 
+def asked_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The same of a model of an experiment's own, which gives what its `head` reads."""
+    ids, targets = batch
+    asked = targets != IGNORED
+    return F.cross_entropy(model.head(model(ids)[asked]), targets[asked])
+
+
 def learning_rate_at(
     step: int, steps: int, peak: float, schedule: str, warmup: int, final: float = 0.0
 ) -> float:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
+from atlas_memory.experiments.experiment import Experiment, Result, Seeded, Table, Workspace
 from atlas_memory.experiments.language_model import (
     paper_recipe,
     prepared,
@@ -50,6 +51,7 @@ PUBLISHED = {
 }
 GENERATED = "generated"  # the source of a corpus of random words
 HELD_OUT = "held out"  # items cut from the corpus's own validation text
+HELD_OUT_ITEMS = 100  # of a task without a limit
 
 _QUICK = {
     "model.size": "tiny",
@@ -66,9 +68,31 @@ _QUICK = {
     "train.save_every": 100,
     "train.sample": 0,
 }
-PRESETS: dict[str, Settings] = {
-    "smoke": {
-        "recipe": {
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """recipe: a name, or its keys with dots. changes: of the recipe, by variant.
+
+    items: HELD_OUT, a folder, or None for the hub's. limit: of each task.
+    """
+
+    recipe: str | dict[str, Any]
+    tasks: list[str]
+    changes: dict[str, Any] = field(default_factory=dict)
+    items: str | None = HELD_OUT
+    limit: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Seeded, Settings):
+    """A variant, with its own changes alone."""
+
+
+_THREE = ["wikitext", "lambada_openai", "piqa"]
+PRESETS = {
+    "smoke": Settings(
+        recipe={
             **_QUICK,
             "model.hidden_size": 16,
             "model.num_hidden_layers": 1,
@@ -80,28 +104,18 @@ PRESETS: dict[str, Settings] = {
             "train.batch": 2,
             "train.warmup": 0,
         },
-        "changes": {},
-        "tasks": ["wikitext", "lambada_openai", "piqa"],
-        "items": HELD_OUT,
-        "limit": 2,
-    },
-    "small": {
-        "recipe": _QUICK,
-        "changes": {},
-        "tasks": ["wikitext", "lambada_openai", "piqa"],
-        "items": HELD_OUT,
-        "limit": 100,
-    },
-    "paper": {"recipe": "760m", "changes": {}, "tasks": NINE, "items": None, "limit": None},
+        tasks=_THREE,
+        limit=2,
+    ),
+    "small": Settings(recipe=_QUICK, tasks=_THREE, limit=100),
+    "paper": Settings(recipe="760m", tasks=NINE, items=None, limit=None),
 }
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
     """One model each; its own changes of the recipe are part of its cell."""
-    changes = settings["changes"]
-    plain = {name: value for name, value in settings.items() if name != "changes"}
     return [
-        {"variant": variant, "seed": seed, **plain, "changes": changes.get(variant, {})}
+        Cell.of(settings, variant=variant, seed=seed, changes=settings.changes.get(variant, {}))
         for seed in range(seeds)
         for variant in variants
     ]
@@ -113,24 +127,24 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 
     what = prepared(_recipe(cell, workspace.folder), workspace)
     loaded, figures = train_prepared(what, workspace)
-    items = None if cell["items"] is None else Path(cell["items"])
-    if cell["items"] == HELD_OUT:
-        items = write_items(what, workspace.folder / "items", cell["limit"])
-    options = Options(cell["limit"], items)
-    report = evaluate(loaded, cell["tasks"], options, workspace.say)
-    for task in cell["tasks"]:
+    items = None if cell.items is None else Path(cell.items)
+    if cell.items == HELD_OUT:
+        items = write_items(what, workspace.folder / "items", cell.limit or HELD_OUT_ITEMS)
+    options = Options(cell.limit, items)
+    report = evaluate(loaded, cell.tasks, options, workspace.say)
+    for task in cell.tasks:
         for metric in TASKS[task][1]:
             figures[f"{task} {metric}"] = report["tasks"][task][metric]
     return {**figures, "average": report.get("average")}
 
 
 def _recipe(cell: Cell, folder: Path) -> Any:
-    if isinstance(cell["recipe"], str):
-        return paper_recipe(cell)
-    plain = {**cell["recipe"], **cell["changes"]}
+    if isinstance(cell.recipe, str):
+        return paper_recipe(cell.recipe, cell.variant, cell.seed)
+    plain = {**cell.recipe, **cell.changes}
     if plain["data.source"] == GENERATED:
         plain["data.source"] = str(write_text(folder / "text"))
-    return recipe_of(plain, cell["variant"], cell["seed"])
+    return recipe_of(plain, cell.variant, cell.seed)
 
 
 def write_text(folder: Path) -> Path:
@@ -163,16 +177,16 @@ def write_items(what: Prepared, folder: Path, count: int) -> Path:
     return folder
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     """Means over seeds, and the paper's row at 760M."""
     metrics = [name for name in results[0].figures if " " in name]
     rows = []
-    for variant in dict.fromkeys(result.cell["variant"] for result in results):
-        own = [result.figures for result in results if result.cell["variant"] == variant]
+    for variant in dict.fromkeys(result.cell.variant for result in results):
+        own = [result.figures for result in results if result.cell.variant == variant]
         bits = own[0].get("validation_bits_per_byte")
         figures = [round(mean(f[m] for f in own), 4) for m in metrics]
         average = own[0]["average"] and round(100 * mean(f["average"] for f in own), 2)
-        again = second([r for r in results if r.cell["variant"] == variant])
+        again = second([r for r in results if r.cell.variant == variant])
         here = [bits and round(bits, 4), again and round(again, 3)]
         rows.append([variant, *here, *figures, average, *_paper(variant)])
     paper = ("paper wiki ppl", "paper LMB ppl", "paper average")
@@ -184,7 +198,7 @@ def _paper(variant: str) -> tuple[float | None, ...]:
     return PUBLISHED.get(variant, (None, None, None))
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     """Word perplexity of every variant, ours and the paper's, each over its own axis."""
     rows = table(results).rows
     names = [row[0] for row in rows]
@@ -198,18 +212,18 @@ def plot(results: list[Result], figure: Figure) -> None:
 
 
 def deviations(settings: Settings) -> list[str]:
-    if isinstance(settings["recipe"], str):
+    if isinstance(settings.recipe, str):
         return []
-    recipe = settings["recipe"]
+    recipe = settings.recipe
     tokens = recipe["train.steps"] * recipe["train.batch"] * recipe["data.length"]
     found = [
         f"models of size {recipe['model.size']} and {tokens:,} tokens of {recipe['data.source']} "
         "stand in for 760M parameters and 30B tokens of FineWeb"
     ]
-    if settings["items"] == HELD_OUT:
+    if settings.items == HELD_OUT:
         found.append("items of wikitext, lambada_openai and piqa are cut from the held-out text")
-    if settings["limit"] is not None:
-        found.append(f"only {settings['limit']} items of every task")
+    if settings.limit is not None:
+        found.append(f"only {settings.limit} items of every task")
     return found
 
 

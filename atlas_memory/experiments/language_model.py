@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.experiments.experiment import Cell, Workspace
+from atlas_memory.experiments.experiment import Workspace
 
 if TYPE_CHECKING:
     from atlas_memory.reading.loading import Loaded
@@ -20,13 +20,11 @@ def recipe_of(plain: dict[str, Any], variant: str, seed: int) -> Recipe:
     return Recipe.from_dict({**plain, "model.variant": variant, "train.seed": seed})
 
 
-def paper_recipe(cell: Cell) -> Recipe:
+def paper_recipe(size: str, variant: str, seed: int) -> Recipe:
     """The published training of a size, which is the recipe of that name, by one process."""
-    recipe = published(cell["recipe"])
-    model = replace(recipe.model, variant=cell["variant"])
-    return replace(
-        recipe, model=model, train=replace(recipe.train, seed=cell["seed"], parallel="ddp")
-    )
+    recipe = published(size)
+    model = replace(recipe.model, variant=variant)
+    return replace(recipe, model=model, train=replace(recipe.train, seed=seed, parallel="ddp"))
 
 
 def published(size: str) -> Recipe:
@@ -36,34 +34,40 @@ def published(size: str) -> Recipe:
     return load_recipe(find_recipe(size))
 
 
-# Settings of the same experiments with models that learn on a CPU.
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What language models that are compared on text have in common: here, for a CPU.
+
+    changes: of a variant's configuration. parameters: what feed-forward networks fill it up to.
+    """
+
+    data: str = "enwik8"
+    tokenizer: str = "bytes"
+    size: str = "tiny"
+    changes: dict[str, Any] = field(default_factory=dict)
+    parameters: int | None = 200_000
+    steps: int = 600
+    learning_rate: float = 4e-3
+    warmup: int = 20
+    validation_tokens: int = 65_536
+
+
 SMOKE_TEXT: dict[str, Any] = {
     "data": "python",
-    "tokenizer": "bytes",
-    "size": "tiny",
     "parameters": 20_000,
     "steps": 2,
-    "learning_rate": 4e-3,
     "warmup": 1,
     "validation_tokens": 512,
-}
-SMALL_TEXT = SMOKE_TEXT | {
-    "data": "enwik8",
-    "parameters": 200_000,
-    "steps": 600,
-    "warmup": 20,
-    "validation_tokens": 65_536,
 }
 
 
 def published_text(size: str) -> dict[str, Any]:
-    """The same as settings of the experiments that compare language models on text."""
+    """The published training of a size as fields of `Text`, with the length and the batch."""
     data, train = published(size).data, published(size).train
     return {
         "data": data.source,
         "tokenizer": data.tokenizer,
         "size": size,
-        "changes": {},
         "parameters": None,
         "length": data.length,
         "batch": train.batch,

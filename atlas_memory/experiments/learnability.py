@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
+from atlas_memory.experiments.experiment import Experiment, Piece, Result, Table, Workspace
 from atlas_memory.experiments.online_learning import (
     MAPPINGS,
     RULES,
@@ -38,24 +39,45 @@ _OUR_RATES = {
     "Omega 16 + Muon": [0.03, 0.1],
 }
 _SWEEP = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
-PRESETS: dict[str, Settings] = {
-    "smoke": {
-        "dim": 16,
-        "rank": 4,
-        "window": 24,
-        "groups": [
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    dim: int = 256
+    rank: int = 32
+    window: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sequences):
+    groups: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Piece, Sequences):
+    mapping: str
+    learner: list[int]
+    rule: str
+    rates: list[float]
+    length: int
+    seed: int
+
+
+PRESETS = {
+    "smoke": Settings(
+        dim=16,
+        rank=4,
+        window=24,
+        groups=[
             {
                 "learners": [[2, 1], [2, 4]],
                 "length": 64,
                 "rates": {"SGD": [0.03], "Adam": [1e-3], "Omega 16 + Muon": [0.03]},
             }
         ],
-    },
-    "small": {
-        "dim": 256,
-        "rank": 32,
-        "window": 512,
-        "groups": [
+    ),
+    "small": Settings(
+        groups=[
             {"learners": [[2, 1], [3, 1]], "length": 1024, "rates": _RATES},
             {
                 "learners": [[2, 4], [3, 4]],
@@ -64,36 +86,32 @@ PRESETS: dict[str, Settings] = {
             },
             {"learners": [[2, 1]], "length": 1024, "rates": _OUR_RATES},
         ],
-    },
-    "paper": {
-        "dim": 256,
-        "rank": 32,
-        "window": 512,
-        "groups": [
+    ),
+    "paper": Settings(
+        groups=[
             {
                 "learners": [[2, 1], [3, 1], [2, 4], [3, 4]],
                 "length": 16_384,
                 "rates": dict.fromkeys((*STANDARD, *OURS), _SWEEP),
             }
         ],
-    },
+    ),
 }
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
-    shared = {name: settings[name] for name in ("dim", "rank", "window")}
     return [
-        {
-            **shared,
-            "mapping": mapping,
-            "learner": list(learner_),
-            "rule": rule,
-            "rates": list(rates),
-            "length": group["length"],
-            "seed": seed,
-        }
+        Cell.of(
+            settings,
+            mapping=mapping,
+            learner=list(learner_),
+            rule=rule,
+            rates=list(rates),
+            length=group["length"],
+            seed=seed,
+        )
         for seed in range(seeds)
-        for group in settings["groups"]
+        for group in settings.groups
         for rule, rates in group["rates"].items()
         for learner_, mapping in product(group["learners"], MAPPINGS)
     ]
@@ -101,19 +119,19 @@ def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]
 
 def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """Every rate of the sweep; the curve is that of the rate with the least final loss."""
-    sizes = Sizes(cell["length"], cell["dim"], cell["rank"], cell["window"])
-    pairs = draw_pairs(cell["mapping"], sizes, cell["seed"])
-    hidden_layers, expansion = cell["learner"]
+    sizes = Sizes(cell.length, cell.dim, cell.rank, cell.window)
+    pairs = draw_pairs(cell.mapping, sizes, cell.seed)
+    hidden_layers, expansion = cell.learner
     finals, curves = [], []
-    for rate in cell["rates"]:
-        weights = learner(cell["dim"], hidden_layers, expansion, cell["seed"])
-        losses = learn(pairs, weights, RULES[cell["rule"]], rate)
+    for rate in cell.rates:
+        weights = learner(cell.dim, hidden_layers, expansion, cell.seed)
+        losses = learn(pairs, weights, RULES[cell.rule], rate)
         finals.append(final(losses))
         curves.append(binned(losses))
         workspace.say(f"rate {rate:g}: final loss {finals[-1]:.4f}")
     best = min(range(len(finals)), key=lambda n: finals[n])
     return {
-        "rate": cell["rates"][best],
+        "rate": cell.rates[best],
         "final": finals[best],
         "finals": finals,
         "curve": curves[best],
@@ -138,13 +156,13 @@ def title(shape: Sequence[int]) -> str:
 # ---- the table and the picture -------------------------------------------------------------------
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     """One row for each learner and rule, one column for each function: final losses."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for r in results:
-        row = found.setdefault((title(r.cell["learner"]), r.cell["rule"]), {})
+        row = found.setdefault((title(r.cell.learner), r.cell.rule), {})
         loss = r.figures["final"]
-        row.setdefault(r.cell["mapping"], []).append(math.inf if loss is None else loss)
+        row.setdefault(r.cell.mapping, []).append(math.inf if loss is None else loss)
     rows = [
         [name, rule, *(_mean(by_mapping.get(mapping)) for mapping in MAPPINGS)]
         for (name, rule), by_mapping in found.items()
@@ -165,17 +183,17 @@ def _mean(losses: list[float] | None) -> str | None:
     return None if not losses else f"{sum(losses) / len(losses):.3f}"
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     """Learners across, functions down; one curve for each rule."""
-    learners = list(dict.fromkeys(tuple(r.cell["learner"]) for r in results))
+    learners = list(dict.fromkeys(tuple(r.cell.learner) for r in results))
     figure.set_size_inches(3.6 * max(1, len(learners)), 2.3 * len(MAPPINGS))
     axes = figure.subplots(len(MAPPINGS), max(1, len(learners)), squeeze=False)
     for (row, mapping), (column, shape) in product(enumerate(MAPPINGS), enumerate(learners)):
         ax = axes[row, column]
-        mine = [r for r in results if r.cell["mapping"] == mapping and r.cell["seed"] == 0]
-        mine = [r for r in mine if tuple(r.cell["learner"]) == shape]
+        mine = [r for r in results if r.cell.mapping == mapping and r.cell.seed == 0]
+        mine = [r for r in mine if tuple(r.cell.learner) == shape]
         for r in mine:
-            _curve(ax, r, r.figures["curve"], {"label": r.cell["rule"], "lw": 1})
+            _curve(ax, r, r.figures["curve"], {"label": r.cell.rule, "lw": 1})
         if mine:
             norms = [10**x for x in mine[0].figures["log_norm"]]
             _curve(ax, mine[0], norms, {"label": "||o||", "color": "k", "ls": ":", "lw": 1})
@@ -191,20 +209,22 @@ def plot(results: list[Result], figure: Figure) -> None:
         axes[0, 0].legend(fontsize=6)
 
 
-def _curve(ax: Any, result: Result, values: list[float | None], style: dict[str, Any]) -> None:
-    width = result.cell["length"] / len(values)
+def _curve(
+    ax: Any, result: Result[Cell], values: list[float | None], style: dict[str, Any]
+) -> None:
+    width = result.cell.length / len(values)
     xs = [(n + 0.5) * width for n in range(len(values))]
     ax.plot(xs, [math.nan if y is None else y for y in values], **style)
 
 
 def deviations(settings: Settings) -> list[str]:
-    lengths = sorted({group["length"] for group in settings["groups"]})
+    lengths = sorted({group["length"] for group in settings.groups})
     return [
         "four slips of the text are corrected: the loss compares M(i_j) with o_j, v_j uses W_V, "
         "setting 3 maps o'_j, and the network that makes the data is not the learner",
         "not published, and chosen here: the length, the rank of setting 1, the rates, the "
         "weights' scale 1/sqrt(fan in), no biases, no residual",
-        f"positions {' and '.join(map(str, lengths))}; rank {settings['rank']}; the wide learners "
+        f"positions {' and '.join(map(str, lengths))}; rank {settings.rank}; the wide learners "
         "may have fewer rates and positions, see the settings",
         "Omega windows and Muon (a step every 8th pair) are ours, the paper has none of them here",
     ]

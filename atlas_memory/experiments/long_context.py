@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from atlas_memory.experiments.experiment import Seeded
 from atlas_memory.files import write_whole
 from atlas_memory.layers.shapes_only import num_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from atlas_memory.experiments.experiment import Cell, Workspace
+    from atlas_memory.experiments.experiment import Workspace
     from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.tasks.words import Words
 
@@ -37,24 +38,44 @@ Answer = Callable[[list[tuple[int, list[int]]], int], list[list[int]]]
 TITANS_MAC = "titans_mac"
 FLOOR = 1e-8  # a gate below it is closed: ten million of them add up to a tenth
 
-# Settings of a model that learns a long task in minutes.
-SHAPE: dict[str, Any] = {
-    "corpus": "enwik8",
-    "buckets": 512,
-    "dim": 32,
-    "heads": 2,
-    "local": 6,  # a sentence; what reaches farther answers instead of the memory
-    "window": 32,  # of a sliding-window transformer
-    "segment": 64,
-    "chunk": 64,
-    "period": 64,
-    "omega": 2,
-    "expansion": 4,
-    "designed_heads": "all",
-    "admission": True,  # a write gate, so that what is not admitted changes nothing
-    "rate": 4e-3,
-    "price": 0.15,
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Settings of a model that learns a long task in minutes.
+
+    stages: shortest and longest text, questions, tokens of a batch, steps. lengths: tokens and
+    samples. local: a sentence; what reaches farther answers instead of the memory. window: of a
+    sliding-window transformer. admission: a write gate, so that what is not admitted changes
+    nothing.
+    """
+
+    corpus: str = "enwik8"
+    buckets: int = 512
+    megabytes: float
+    dim: int = 32
+    heads: int = 2
+    designed_heads: str = "all"
+    local: int = 6
+    window: int = 32
+    admission: bool = True
+    segment: int = 64
+    chunk: int = 64
+    period: int = 64
+    omega: int = 2
+    expansion: int = 4
+    stages: list[list[int]]
+    rate: float = 4e-3
+    price: float = 0.15
+    lengths: list[list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongCell(Seeded, Learning):
+    """A variant that learns a long task."""
+
+
+Settings = TypeVar("Settings", bound=Learning)
+Cell = TypeVar("Cell", bound=LongCell)
 SMOKE: dict[str, Any] = {"corpus": "noise", "buckets": 32, "dim": 16}
 LARGE: dict[str, Any] = {
     "dim": 768,
@@ -68,12 +89,10 @@ LARGE: dict[str, Any] = {
 }
 
 
-def presets(
-    small: dict[str, Any], smoke: dict[str, Any], paper: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
+def presets(small: Settings, smoke: dict[str, Any], paper: dict[str, Any]) -> dict[str, Settings]:
     """A task's own settings, and what differs from them where all is tiny, or as published."""
-    own = SHAPE | small
-    return {"smoke": own | SMOKE | smoke, "small": own, "paper": own | LARGE | paper}
+    tiny, published = replace(small, **SMOKE | smoke), replace(small, **LARGE | paper)
+    return {"smoke": tiny, "small": small, "paper": published}
 
 
 class LongTask(Protocol):
@@ -92,30 +111,30 @@ class LongTask(Protocol):
         """Figures of what was answered, `accuracy` among them."""
 
 
-def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCausalLM:
+def build(cell: LongCell, vocabulary: int) -> AtlasForCausalLM:
     """Local attention, then the variant's own mixer."""
     from atlas_memory.blocks import MAC, Attention
     from atlas_memory.config import AtlasConfig
     from atlas_memory.family import VARIANTS
     from atlas_memory.model import AtlasForCausalLM
 
-    base = "titans" if variant == TITANS_MAC else variant
-    mixer = MAC(cell["segment"]) if variant == TITANS_MAC else VARIANTS[base].mixers[0]
+    base = "titans" if cell.variant == TITANS_MAC else cell.variant
+    mixer = MAC(cell.segment) if cell.variant == TITANS_MAC else VARIANTS[base].mixers[0]
     if isinstance(mixer, MAC):
-        mixer = MAC(cell["segment"], persistent=0)  # the paper: no persistent tokens
+        mixer = MAC(cell.segment, persistent=0)  # the paper: no persistent tokens
     elif isinstance(mixer, Attention) and mixer.window is not None:
-        mixer = replace(mixer, window=cell["window"])
+        mixer = replace(mixer, window=cell.window)
     config = AtlasConfig.from_variant(
         base,
         size="tiny",
         vocab_size=vocabulary,
-        hidden_size=cell["dim"],
-        intermediate_size=2 * cell["dim"],
-        num_attention_heads=cell["heads"],
+        hidden_size=cell.dim,
+        intermediate_size=2 * cell.dim,
+        num_attention_heads=cell.heads,
         num_hidden_layers=2,
-        mixers=[Attention(window=cell["local"], conv=4), mixer],
-        designed_heads=cell["designed_heads"],
-        admission=cell["admission"] and VARIANTS[base].memory is not None,
+        mixers=[Attention(window=cell.local, conv=4), mixer],
+        designed_heads=cell.designed_heads,
+        admission=cell.admission and VARIANTS[base].memory is not None,
         tie_word_embeddings=False,
         initializer_range=0.5,
     )
@@ -123,16 +142,16 @@ def build(variant: str, cell: Mapping[str, Any], vocabulary: int) -> AtlasForCau
     return AtlasForCausalLM(config)
 
 
-def _sized(memory: dict[str, Any] | None, cell: Mapping[str, Any]) -> dict[str, Any] | None:
+def _sized(memory: dict[str, Any] | None, cell: LongCell) -> dict[str, Any] | None:
     """A deep memory with the chunk, window and expansion of the settings; others as they are."""
     if memory is None or memory["architecture"]["name"] == "matrix":
         return memory
-    sized = dict(memory, chunk=cell["chunk"])
-    sized["architecture"] = dict(memory["architecture"], expansion=cell["expansion"])
+    sized = dict(memory, chunk=cell.chunk)
+    sized["architecture"] = dict(memory["architecture"], expansion=cell.expansion)
     if memory["window"] > 1:
-        sized["window"] = cell["omega"]
+        sized["window"] = cell.omega
     if memory["optimizer"]["name"] == "muon":
-        sized["optimizer"] = dict(memory["optimizer"], period=cell["period"])
+        sized["optimizer"] = dict(memory["optimizer"], period=cell.period)
     return sized
 
 
@@ -173,7 +192,7 @@ class Price:
 
 def train(
     model: AtlasForCausalLM,
-    cell: Mapping[str, Any],
+    cell: LongCell,
     lesson: Lesson,
     folder: Path,
     say: Callable[[str], None],
@@ -191,10 +210,10 @@ def train(
     fitted = fit(
         model,
         lambda step: batch_of(cell, step, lesson),
-        steps=sum(stage[-1] for stage in cell["stages"]),
-        learning_rate=cell["rate"],
+        steps=sum(stage[-1] for stage in cell.stages),
+        learning_rate=cell.rate,
         warmup=30,
-        final=0.1 * cell["rate"],
+        final=0.1 * cell.rate,
         loss=loss,
         every=50,
         folder=folder,
@@ -204,16 +223,16 @@ def train(
     return told | {"seconds": fitted.seconds}
 
 
-def batch_of(cell: Mapping[str, Any], step: int, lesson: Lesson) -> Batch:
+def batch_of(cell: LongCell, step: int, lesson: Lesson) -> Batch:
     """The batch of a step: one length for all rows, drawn from those of the stage."""
     import torch
 
-    number, (shortest, longest, questions, tokens, _) = _stage(cell["stages"], step)
-    random = np.random.default_rng([cell["seed"], step])
+    number, (shortest, longest, questions, tokens, _) = _stage(cell.stages, step)
+    random = np.random.default_rng([cell.seed, step])
     length = int(random.integers(shortest, longest + 1))
     rows = [lesson(length, questions, random) for _ in range(max(1, tokens // length))]
     ids, labels = (torch.from_numpy(np.stack(part)).long() for part in zip(*rows, strict=True))
-    return ids, labels, cell["price"] if number else 0.0
+    return ids, labels, cell.price if number else 0.0
 
 
 def _stage(stages: list[list[int]], step: int) -> tuple[int, list[int]]:
@@ -230,13 +249,13 @@ def learn_and_measure(
     """Train on short texts of a cell's task, then read long ones and ask."""
     import torch
 
-    torch.manual_seed(cell["seed"])
+    torch.manual_seed(cell.seed)
     task = task_of(cell, workspace.say)
-    model = build(cell["variant"], cell, len(task.words))
+    model = build(cell, len(task.words))
     fitted = train(model, cell, task.lesson, workspace.folder, workspace.say)
     model.train(False)
     at_length = partial(asked, model, task, workspace.say)
-    measured = measure(cell["lengths"], at_length, workspace.folder, workspace.say)
+    measured = measure(cell.lengths, at_length, workspace.folder, workspace.say)
     return {"training": fitted, "parameters": num_parameters(model), "lengths": measured}
 
 
@@ -265,10 +284,10 @@ def asked(
     }
 
 
-def priced(settings: Mapping[str, Any]) -> list[str]:
-    if not settings["price"]:
+def priced(settings: Learning) -> list[str]:
+    if not settings.price:
         return []
-    return [f"the loss has a price of {settings['price']} per nat on open write and forget gates"]
+    return [f"the loss has a price of {settings.price} per nat on open write and forget gates"]
 
 
 def measure(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.experiments.experiment import Experiment, Result, Seeded, Table, Workspace
 from atlas_memory.family import VARIANTS
 from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.tasks import mad
@@ -32,103 +34,112 @@ PUBLISHED_TASKS = {
     "selective_copying": 3,
     "memorization": 4,
 }
+_SHAPE = {"width": 128, "hidden": 352, "layers": 2, "memory_heads": 8, "expansion": 4}
 
-PAPER: dict[str, Any] = {
-    "difficulties": {name: mad.settings(name) for name in mad.TASKS},
-    "train": None,
-    "test": mad.TEST,
-    "epochs": 200,
-    "batch": 128,
-    "rates": [1e-4, 5e-4, 1e-3],
-    "decays": [0.0, 0.1],
-    "schedule": "cosine",
-    "stop_at": 0.999,
-    "evaluate_every": 1,
-    "shape": {"width": 128, "hidden": 352, "layers": 2, "memory_heads": 8, "expansion": 4},
-}
-SMALL = PAPER | {
-    "difficulties": {"memorization": [{}, {"vocabulary": 2048}]},
-    "rates": [1e-3],
-    "decays": [0.0],
-    "evaluate_every": 25,
-    "shape": {"width": 128, "hidden": 352, "layers": 2, "memory_heads": 16, "expansion": 1},
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    test: int = mad.TEST
+    epochs: int = 200
+    batch: int = 128
+    schedule: str = "cosine"
+    stop_at: float | None = 0.999
+    evaluate_every: int = 1
+    shape: dict[str, int] = field(default_factory=lambda: dict(_SHAPE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Training):
+    """train: sequences, None for as many as the task has."""
+
+    difficulties: dict[str, list[dict[str, Any]]]
+    train: int | None = None
+    rates: list[float] = field(default_factory=lambda: [1e-3])
+    decays: list[float] = field(default_factory=lambda: [0.0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Seeded, Training):
+    task: str
+    changes: dict[str, Any]
+    train: int
+    rate: float
+    decay: float
+
+
+PAPER = Settings(
+    difficulties={name: mad.settings(name) for name in mad.TASKS},
+    rates=[1e-4, 5e-4, 1e-3],
+    decays=[0.0, 0.1],
+)
+SMALL = Settings(
+    difficulties={"memorization": [{}, {"vocabulary": 2048}]},
+    evaluate_every=25,
+    shape={**_SHAPE, "memory_heads": 16, "expansion": 1},
+)
 PRESETS = {
-    "smoke": SMALL
-    | {
-        "difficulties": {name: [{"length": 32}] for name in mad.TASKS}
+    "smoke": Settings(
+        difficulties={name: [{"length": 32}] for name in mad.TASKS}
         | {"selective_copying": [{"length": 32, "copied": 4}], "memorization": [{"length": 16}]},
-        "train": 16,
-        "test": 16,
-        "epochs": 1,
-        "batch": 8,
-        "evaluate_every": 1,
-        "shape": {"width": 32, "hidden": 32, "layers": 1, "memory_heads": 4, "expansion": 1},
-    },
+        train=16,
+        test=16,
+        epochs=1,
+        batch=8,
+        shape={"width": 32, "hidden": 32, "layers": 1, "memory_heads": 4, "expansion": 1},
+    ),
     "small": SMALL,
-    "baseline": SMALL
-    | {
-        "difficulties": {name: [{}] for name in mad.TASKS},
-        "train": 1_600,
-        "epochs": 30,
-        "evaluate_every": 5,
-    },
+    "baseline": replace(
+        SMALL,
+        difficulties={name: [{}] for name in mad.TASKS},
+        train=1_600,
+        epochs=30,
+        evaluate_every=5,
+    ),
     "paper": PAPER,
 }
 
 
-def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
+def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
     """Difficulty by difficulty, so that every variant has been seen at the first one early."""
-    own = ("test", "epochs", "batch", "schedule", "stop_at", "evaluate_every", "shape")
-    for name, difficulties in settings["difficulties"].items():
+    found = []
+    for name, difficulties in settings.difficulties.items():
         for changes in difficulties:
-            mad.task(name, changes)
-    return [
-        {
-            "task": name,
-            "changes": changes,
-            "variant": variant,
-            "rate": rate,
-            "decay": decay,
-            "seed": seed,
-            "train": settings["train"] or changes.get("train", mad.train_size(name)),
-            **{field: settings[field] for field in own},
-        }
-        for name, difficulties in settings["difficulties"].items()
-        for changes in difficulties
-        for seed in range(seeds)
-        for variant in variants
-        for rate in settings["rates"]
-        for decay in settings["decays"]
-    ]
+            mad.task(name, changes)  # refuses what it does not know
+            train = settings.train or changes.get("train", mad.train_size(name))
+            own = {"task": name, "changes": changes, "train": train}
+            for seed, variant in product(range(seeds), variants):
+                for rate, decay in product(settings.rates, settings.decays):
+                    own |= {"variant": variant, "seed": seed, "rate": rate, "decay": decay}
+                    found.append(Cell.of(settings, **own))
+    return found
 
 
 def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """Train one model on one task at one difficulty."""
     import torch
 
-    from atlas_memory.experiments.fit import fit
+    from atlas_memory.experiments.fit import asked_loss, fit
 
-    task = mad.task(cell["task"], cell["changes"])
-    train, test = mad.splits(task, cell["train"], cell["test"])
-    torch.manual_seed(mad.SEED + cell["seed"])
+    task = mad.task(cell.task, cell.changes)
+    train, test = mad.splits(task, cell.train, cell.test)
+    torch.manual_seed(mad.SEED + cell.seed)
     model = _model(cell, task.vocabulary)
-    per_epoch = -(-cell["train"] // cell["batch"])
+    per_epoch = -(-cell.train // cell.batch)
     fitted = fit(
         model,
-        _batches(train, cell["batch"], cell["seed"]),
-        steps=per_epoch * cell["epochs"],
-        learning_rate=cell["rate"],
-        weight_decay=cell["decay"],
+        _batches(train, cell.batch, cell.seed),
+        steps=per_epoch * cell.epochs,
+        learning_rate=cell.rate,
+        weight_decay=cell.decay,
         decayed="all",
         betas=(0.9, 0.999),
-        schedule=cell["schedule"],
+        schedule=cell.schedule,
         final=1e-6,
         clip=None,
-        loss=_loss,
-        evaluate=lambda: accuracies(model, test, cell["batch"]),
-        every=per_epoch * cell["evaluate_every"],
-        stop_at=cell["stop_at"],
+        loss=asked_loss,
+        evaluate=lambda: accuracies(model, test, cell.batch),
+        every=per_epoch * cell.evaluate_every,
+        stop_at=cell.stop_at,
         folder=workspace.folder,
         say=workspace.say,
     )
@@ -137,7 +148,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         "steps": fitted.steps,
         "finite": fitted.finite,
         "history": fitted.history,
-        "ceiling": ceiling(cell["task"], train, test),
+        "ceiling": ceiling(cell.task, train, test),
         "parameters": num_parameters(model),
         "state_bytes": model.state_bytes(test[0].shape[1]),
     }
@@ -146,8 +157,8 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 def _model(cell: Cell, vocabulary: int) -> Any:
     from atlas_memory.experiments.mad_skeleton import AutoEncoder, LanguageModel, Shape
 
-    kind = AutoEncoder if cell["task"] == "compression" else LanguageModel
-    return kind(cell["variant"], vocabulary, Shape(**cell["shape"]))
+    kind = AutoEncoder if cell.task == "compression" else LanguageModel
+    return kind(cell.variant, vocabulary, Shape(**cell.shape))
 
 
 def _batches(train: mad.Pair, size: int, seed: int) -> Any:
@@ -164,15 +175,6 @@ def _batches(train: mad.Pair, size: int, seed: int) -> Any:
         return inputs[rows], targets[rows]
 
     return batch
-
-
-def _loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The head is applied where something is asked: the same loss, and much less work."""
-    import torch.nn.functional as F
-
-    ids, targets = batch
-    asked = targets != mad.IGNORED
-    return F.cross_entropy(model.head(model(ids)[asked]), targets[asked])
 
 
 def accuracies(model: nn.Module, test: mad.Pair, size: int) -> dict[str, float]:
@@ -211,26 +213,26 @@ def ceiling(task: str, train: mad.Pair, test: mad.Pair) -> float | None:
 
 
 def _difficulty(cell: Cell) -> str:
-    changes = [f"{name} {value}" for name, value in cell["changes"].items()] or ["baseline"]
-    return ", ".join([*changes, *([f"seed {cell['seed']}"] if cell["seed"] else [])])
+    changes = [f"{name} {value}" for name, value in cell.changes.items()] or ["baseline"]
+    return ", ".join([*changes, *([f"seed {cell.seed}"] if cell.seed else [])])
 
 
-def scores(results: list[Result]) -> dict[tuple[str, str], dict[str, Result]]:
+def scores(results: list[Result[Cell]]) -> dict[tuple[str, str], dict[str, Result[Cell]]]:
     """(task, variant) -> difficulty and seed -> the run with the best accuracy of its grid."""
-    best: dict[tuple[str, str], dict[str, Result]] = {}
+    best: dict[tuple[str, str], dict[str, Result[Cell]]] = {}
     for result in results:
-        mine = best.setdefault((result.cell["task"], result.cell["variant"]), {})
+        mine = best.setdefault((result.cell.task, result.cell.variant), {})
         old = mine.get(key := _difficulty(result.cell))
         if old is None or _accuracy(result) > _accuracy(old):
             mine[key] = result
     return best
 
 
-def _accuracy(result: Result) -> float:
+def _accuracy(result: Result[Cell]) -> float:
     return result.figures["accuracy"] or 0.0
 
 
-def _mean(best: dict[str, Result], name: str) -> float | None:
+def _mean(best: dict[str, Result[Cell]], name: str) -> float | None:
     figures = [result.figures[name] for result in best.values()]
     known = [figure for figure in figures if figure is not None]
     return float(np.mean(known)) if known else None
@@ -240,7 +242,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else round(100 * share, 2)
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     columns = ["task", "model", "accuracy", "of tokens", "ceiling", "by difficulty"]
     columns += ["state KB", "parameters", "Atlas Table 4"]
     rows = []
@@ -266,7 +268,7 @@ def table(results: list[Result]) -> Table:
     return Table(columns, rows, notes)
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     """A group of bars for each difficulty of each task; a line where the ceiling is."""
     best = scores(results)
     variants = list(dict.fromkeys(variant for _, variant in best))
@@ -290,22 +292,23 @@ def plot(results: list[Result], figure: Figure) -> None:
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(variants))
 
 
-def deviations(settings: Mapping[str, Any]) -> list[str]:
+def deviations(settings: Settings) -> list[str]:
     """Where the settings differ from the released benchmark."""
     said = [
         "float32, not bfloat16 mixed precision",
         "Atlas does not say which difficulties, grid or state size stand behind its table",
     ]
-    if settings["schedule"] == "cosine":
+    if settings.schedule == "cosine":
         said.append("cosine to 1e-6 as the paper of MAD says; its code trains at a constant rate")
-    if settings["train"] is not None:
-        said.append(f"{settings['train']} training sequences, whatever the task has")
-    for name, published in PAPER.items():
-        if settings[name] != published and name not in ("difficulties", "train"):
-            said.append(f"{name} is {settings[name]}, published {published}")
-    runs = sum(map(len, settings["difficulties"].values()))
+    if settings.train is not None:
+        said.append(f"{settings.train} training sequences, whatever the task has")
+    for name, published in vars(PAPER).items():
+        own = getattr(settings, name)
+        if own != published and name not in ("difficulties", "train"):
+            said.append(f"{name} is {own}, published {published}")
+    runs = sum(map(len, settings.difficulties.values()))
     if runs != 66:
-        said.append(f"{runs} of the 66 difficulties: {settings['difficulties']}")
+        said.append(f"{runs} of the 66 difficulties: {settings.difficulties}")
     return said
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,9 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.layers.mamba2 import Mamba2State
 from atlas_memory.layers.memory_layer import MemoryLayerState
 from atlas_memory.memory.tree import State
+
+if TYPE_CHECKING:
+    from atlas_memory.experiments.mqar import Cell
 
 KERNEL = 3
 
@@ -36,12 +38,11 @@ class Recaller(nn.Module):
     base_conv: the first layer is a BaseConv and the mixer under test is alone in the second.
     """
 
-    def __init__(self, variant: str, shape: Mapping[str, Any], base_conv: bool) -> None:
+    def __init__(self, cell: Cell) -> None:
         super().__init__()
-        dim = shape["dim"]
-        self.first = BaseConv(dim) if base_conv else None
-        config = _config(variant, shape, layers=1 if base_conv else 2)
-        self.embedding = nn.Embedding(shape["vocabulary"], dim)
+        dim, config = cell.dim, _config(cell)
+        self.first = BaseConv(dim) if cell.base_conv else None
+        self.embedding = nn.Embedding(cell.vocabulary, dim)
         self.mixers = nn.ModuleList(m.build(config.width) for m in config.mixer_of_layer())
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -83,15 +84,15 @@ def _memory_bytes(state: State) -> int:
     return state.num_bytes
 
 
-def _config(variant: str, shape: Mapping[str, Any], layers: int) -> AtlasConfig:
+def _config(cell: Cell) -> AtlasConfig:
     config = AtlasConfig.from_variant(
-        variant,
+        cell.variant,
         size="tiny",
-        hidden_size=shape["dim"],
-        num_hidden_layers=layers,
-        num_attention_heads=shape["heads"],
-        designed_heads=shape["designed_heads"],
+        hidden_size=cell.dim,
+        num_hidden_layers=1 if cell.base_conv else 2,
+        num_attention_heads=cell.heads,
+        designed_heads=cell.designed_heads,
     )
     if config.memory is not None and "expansion" in config.memory["architecture"]:
-        config.memory["architecture"]["expansion"] = shape["expansion"]
+        config.memory["architecture"]["expansion"] = cell.expansion
     return config

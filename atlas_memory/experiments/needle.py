@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atlas_memory.experiments import long_context
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table
+from atlas_memory.experiments.experiment import Experiment, Result, Table
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import needle
 from atlas_memory.tasks.corpora import backgrounds
@@ -39,19 +39,31 @@ PUBLISHED = {
     ("DeltaNet", "w"): (46.2, 20.0, 1.6),
 }
 
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(long_context.Learning):
+    """kinds: of needles, and how many signs the value of each has."""
+
+    kinds: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(long_context.LongCell):
+    kind: str
+    signs: int
+
+
 PRESETS = long_context.presets(
-    small={
-        "kinds": {"pk": 4, "n": 4},  # kind of needle: signs of its value
-        "megabytes": 2.0,
-        # shortest and longest text, needles, tokens of a batch, steps
-        "stages": [
+    small=Settings(
+        kinds={"pk": 4, "n": 4},
+        megabytes=2.0,
+        stages=[
             [120, 120, 3, 1_500, 300],
             [120, 400, 3, 1_500, 150],
             [400, 1_000, 3, 2_000, 100],
         ],
-        # tokens, samples
-        "lengths": [[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
-    },
+        lengths=[[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
+    ),
     smoke={
         "kinds": {"n": 2},
         "stages": [[120, 120, 2, 300, 2], [120, 200, 2, 300, 1]],
@@ -71,12 +83,11 @@ PRESETS = long_context.presets(
 )
 
 
-def cells(settings: Mapping[str, Any], variants: Sequence[str], seeds: int) -> list[Cell]:
-    shared = {name: value for name, value in settings.items() if name != "kinds"}
+def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
     return [
-        {"variant": variant, "kind": kind, "signs": signs, "seed": seed, **shared}
+        Cell.of(settings, variant=variant, kind=kind, signs=signs, seed=seed)
         for seed in range(seeds)
-        for kind, signs in settings["kinds"].items()
+        for kind, signs in settings.kinds.items()
         for variant in variants
     ]
 
@@ -93,13 +104,13 @@ class Needles:
 
     @staticmethod
     def of(cell: Cell, say: Callable[[str], None]) -> Needles:
-        words = vocabulary(cell["buckets"])
-        if needle.KINDS[cell["kind"]][0] == "noise":
+        words = vocabulary(cell.buckets)
+        if needle.KINDS[cell.kind][0] == "noise":
             haystacks = (needle.noise(words.encode, repetitions=64),) * 2
         else:
-            corpus, megabytes = cell["corpus"], cell["megabytes"]
+            corpus, megabytes = cell.corpus, cell.megabytes
             haystacks = backgrounds(corpus, megabytes, words.encode, words.others, say)
-        return Needles(cell["kind"], cell["signs"], words, *haystacks)
+        return Needles(cell.kind, cell.signs, words, *haystacks)
 
     def lesson(self, tokens: int, needles: int, random: np.random.Generator) -> tuple[Any, Any]:
         return lesson(self.kind, tokens, needles, self.signs, self.training, self.words, random)
@@ -117,15 +128,15 @@ class Needles:
 run = partial(long_context.learn_and_measure, Needles.of)
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     """A row a model and kind; below them what language models have in the paper, by its lengths."""
     lengths = sorted({m["tokens"] for r in results for m in r.figures["lengths"]})
     rows: list[list[Any]] = []
     for result in results:
         found = {m["tokens"]: m["accuracy"] for m in result.figures["lengths"]}
-        head = [result.cell["variant"], result.cell["kind"], result.cell["seed"]]
+        head = [result.cell.variant, result.cell.kind, result.cell.seed]
         rows.append([*head, *(found.get(n) for n in lengths)])
-    kinds = {result.cell["kind"] for result in results}
+    kinds = {result.cell.kind for result in results}
     notes = [
         f"published, {name} {kind}, language models at 2K to 16K: {', '.join(map(str, figures))}"
         for (name, kind), figures in PUBLISHED.items()
@@ -140,19 +151,19 @@ def table(results: list[Result]) -> Table:
     )
 
 
-def plot(results: list[Result], figure: Figure) -> None:
-    kinds = list(dict.fromkeys(result.cell["kind"] for result in results))
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
+    kinds = list(dict.fromkeys(result.cell.kind for result in results))
     for axes, kind in zip(np.atleast_1d(figure.subplots(1, len(kinds))), kinds, strict=True):
         for result in results:
-            if result.cell["kind"] == kind:
+            if result.cell.kind == kind:
                 measured = result.figures["lengths"]
                 axes.plot(
                     [m["tokens"] for m in measured],
                     [m["accuracy"] for m in measured],
                     "o-",
-                    label=result.cell["variant"],
+                    label=result.cell.variant,
                 )
-        longest = max(stage[1] for stage in results[0].cell["stages"])
+        longest = max(stage[1] for stage in results[0].cell.stages)
         axes.axvline(
             longest, color="grey", linewidth=0.8, linestyle=":", label="longest in training"
         )
@@ -160,12 +171,12 @@ def plot(results: list[Result], figure: Figure) -> None:
         axes.legend(fontsize="small")
 
 
-def deviations(settings: Mapping[str, Any]) -> list[str]:
-    values = ", ".join(f"{kind}: {signs}" for kind, signs in settings["kinds"].items())
+def deviations(settings: Settings) -> list[str]:
+    values = ", ".join(f"{kind}: {signs}" for kind, signs in settings.kinds.items())
     said = [
         "models are trained on the task from scratch; RULER asks language models (`atlas eval`)",
         f"tokens are words; a value has as many signs as this, one token each: {values}",
-        f"the haystack is {settings['corpus']}, from a random sentence on, not the essays",
+        f"the haystack is {settings.corpus}, from a random sentence on, not the essays",
         "training texts have several needles, each with its question behind it",
     ]
     return said + long_context.priced(settings)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ class Muon(torch.optim.Optimizer):
         self.taken = 0
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         self.taken += 1
         for group in self.param_groups:
             for W in group["params"]:

@@ -8,12 +8,13 @@ asks the same question at a small scale: documents of keys and values, one quest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table, Workspace
+from atlas_memory.experiments.experiment import Experiment, Result, Seeded, Table, Workspace
 from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.tasks.key_values import Documents, sentence, vocabulary
 
@@ -35,57 +36,93 @@ PUBLISHED = {
 END = "\n"
 EVALUATION_SEED = 1 << 20
 
-_SMALL: Settings = {
-    "keys": 32,
-    "values": 32,
-    "pairs": 8,  # of a document in training
-    "questions": 8,  # behind it, in training
-    "asked": [4, 8, 16, 32],  # pairs of a document in the evaluation
-    "items": 128,
-    "steps": 800,
-    "batch": 32,
-    "learning_rate": 3e-3,
-    "model": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-        "tie_word_embeddings": False,
-        "initializer_range": 1.0,
-    },
-    "changes": {  # of a variant's model: deep memories as small as a CPU wants them
-        "titans": {"memory.architecture.expansion": 1},
-        "omeganet": {"memory.architecture.expansion": 1},
-        "atlas": {"memory.architecture.expansion": 1},
-    },
-}
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """pairs, questions: of a document in training. asked: pairs of one in the evaluation.
+
+    changes: of a variant's model; deep memories are as small as a CPU wants them.
+    """
+
+    keys: int = 32
+    values: int = 32
+    pairs: int = 8
+    questions: int = 8
+    asked: list[int] = field(default_factory=lambda: [4, 8, 16, 32])
+    items: int = 128
+    steps: int = 800
+    batch: int = 32
+    learning_rate: float = 3e-3
+    model: dict[str, Any] = field(
+        default_factory=lambda: {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "tie_word_embeddings": False,
+            "initializer_range": 1.0,
+        }
+    )
+    changes: dict[str, Any] = field(
+        default_factory=lambda: {
+            variant: {"memory.architecture.expansion": 1}
+            for variant in ("titans", "omeganet", "atlas")
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmarks:
+    """The published ones, of a language model of the size of a recipe."""
+
+    recipe: str = "760m"
+    tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    limit: int | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandInCell(Seeded, StandIn):
+    """A variant on the stand-in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarksCell(Seeded, Benchmarks):
+    """A variant on the benchmarks."""
+
+
+Settings = StandIn | Benchmarks
+Cell = StandInCell | BenchmarksCell
+
 PRESETS: dict[str, Settings] = {
-    "smoke": {
-        **_SMALL,
-        "keys": 8,
-        "values": 8,
-        "pairs": 3,
-        "questions": 2,
-        "asked": [2, 4],
-        "items": 4,
-        "steps": 3,
-        "batch": 4,
-        "model": {**_SMALL["model"], "hidden_size": 32, "num_hidden_layers": 1},
-    },
-    "small": _SMALL,
-    "paper": {"recipe": "760m", "tasks": list(TASKS), "limit": None, "data": None},
+    "smoke": StandIn(
+        keys=8,
+        values=8,
+        pairs=3,
+        questions=2,
+        asked=[2, 4],
+        items=4,
+        steps=3,
+        batch=4,
+        model={**StandIn().model, "hidden_size": 32, "num_hidden_layers": 1},
+    ),
+    "small": StandIn(),
+    "paper": Benchmarks(),
 }
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
-    return [{"variant": v, "seed": s, **settings} for s in range(seeds) for v in variants]
+    kind: Any = StandInCell if isinstance(settings, StandIn) else BenchmarksCell
+    return [kind.of(settings, variant=v, seed=s) for s in range(seeds) for v in variants]
 
 
 def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
-    return _run_benchmarks(cell, workspace) if "recipe" in cell else _run_stand_in(cell, workspace)
+    if isinstance(cell, StandIn):
+        return _run_stand_in(cell, workspace)
+    return _run_benchmarks(cell, workspace)
 
 
-def _run_benchmarks(cell: Cell, workspace: Workspace) -> dict[str, Any]:
+def _run_benchmarks(cell: BenchmarksCell, workspace: Workspace) -> dict[str, Any]:
     """A language model of the paper's size on the six data sets."""
     from pathlib import Path
 
@@ -93,37 +130,37 @@ def _run_benchmarks(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     from atlas_memory.evaluation.suite import evaluate
     from atlas_memory.experiments.language_model import paper_recipe, train
 
-    loaded, figures = train(paper_recipe(cell), workspace)
-    options = Options(cell["limit"], Path(cell["data"]) if cell["data"] else None)
-    found = evaluate(loaded, cell["tasks"], options, workspace.say)["tasks"]
-    return {**figures, "contains": {name: found[name]["contains"] for name in cell["tasks"]}}
+    loaded, figures = train(paper_recipe(cell.recipe, cell.variant, cell.seed), workspace)
+    options = Options(cell.limit, Path(cell.data) if cell.data else None)
+    found = evaluate(loaded, cell.tasks, options, workspace.say)["tasks"]
+    return {**figures, "contains": {name: found[name]["contains"] for name in cell.tasks}}
 
 
-def _run_stand_in(cell: Cell, workspace: Workspace) -> dict[str, Any]:
+def _run_stand_in(cell: StandInCell, workspace: Workspace) -> dict[str, Any]:
     import torch
 
     from atlas_memory.config import AtlasConfig
     from atlas_memory.experiments.fit import fit
     from atlas_memory.model import AtlasForCausalLM
 
-    documents = Documents(cell["pairs"], cell["keys"], cell["values"], cell["seed"])
+    documents = Documents(cell.pairs, cell.keys, cell.values, cell.seed)
     tokenizer = word_tokenizer(documents)
-    torch.manual_seed(cell["seed"])
-    size = {"vocab_size": tokenizer.vocab_size, **cell["model"]}
-    size |= cell["changes"].get(cell["variant"], {})
-    model = AtlasForCausalLM(AtlasConfig.from_variant(cell["variant"], "tiny", **size))
+    torch.manual_seed(cell.seed)
+    size = {"vocab_size": tokenizer.vocab_size, **cell.model}
+    size |= cell.changes.get(cell.variant, {})
+    model = AtlasForCausalLM(AtlasConfig.from_variant(cell.variant, "tiny", **size))
     fitted = fit(
         model,
-        training_batches(documents, tokenizer, cell["batch"], cell["questions"]),
-        steps=cell["steps"],
-        learning_rate=cell["learning_rate"],
+        training_batches(documents, tokenizer, cell.batch, cell.questions),
+        steps=cell.steps,
+        learning_rate=cell.learning_rate,
         weight_decay=0.1,
-        warmup=min(50, cell["steps"] // 10),
-        every=max(1, cell["steps"] // 10),
+        warmup=min(50, cell.steps // 10),
+        every=max(1, cell.steps // 10),
         folder=workspace.folder,
         say=workspace.say,
     )
-    shares = {str(pairs): _contains(model, tokenizer, cell, pairs) for pairs in cell["asked"]}
+    shares = {str(pairs): _contains(model, tokenizer, cell, pairs) for pairs in cell.asked}
     parameters = num_parameters(model)
     return {"contains": shares, "loss": fitted.last["loss"], "parameters": parameters}
 
@@ -169,21 +206,21 @@ def training_batches(
     return batches
 
 
-def _contains(model: Any, tokenizer: Tokenizer, cell: Cell, pairs: int) -> float:
+def _contains(model: Any, tokenizer: Tokenizer, cell: StandInCell, pairs: int) -> float:
     """By the prompt, the greedy answer and the metric of the published benchmarks."""
     from atlas_memory.evaluation.recall import TASKS as BENCHMARKS, evaluate, items
 
-    held_out = Documents(pairs, cell["keys"], cell["values"], cell["seed"] + EVALUATION_SEED)
-    rows = (held_out[n] for n in range(cell["items"]))
+    held_out = Documents(pairs, cell.keys, cell.values, cell.seed + EVALUATION_SEED)
+    rows = (held_out[n] for n in range(cell.items))
     asked = list(items(BENCHMARKS["swde"], rows, tokenizer))
     share: float = evaluate(model.eval(), tokenizer, asked, 32, lambda _: None)["contains"]
     return share
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     """A row for each variant, the mean over seeds; the paper's average beside it."""
     columns = list(results[0].figures["contains"])
-    stand_in = "recipe" not in results[0].cell
+    stand_in = isinstance(results[0].cell, StandIn)
     rows = []
     for variant, figures in _by_variant(results).items():
         shares = [mean(100 * f["contains"][c] for f in figures) for c in columns]
@@ -194,21 +231,22 @@ def table(results: list[Result]) -> Table:
     return Table(("variant", *names, "average", "paper"), rows, [note])
 
 
-def _by_variant(results: list[Result]) -> dict[str, list[dict[str, Any]]]:
+def _by_variant(results: list[Result[Cell]]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        found.setdefault(result.cell["variant"], []).append(result.figures)
+        found.setdefault(result.cell.variant, []).append(result.figures)
     return found
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     """Recall over the length of the document, a line for each variant."""
     axes = figure.subplots()
     for variant, figures in _by_variant(results).items():
         columns = list(figures[0]["contains"])
         shares = [mean(100 * f["contains"][c] for f in figures) for c in columns]
         axes.plot(columns, shares, marker="o", label=variant)
-    trained = str(results[0].cell.get("pairs", ""))
+    cell = results[0].cell
+    trained = str(cell.pairs) if isinstance(cell, StandIn) else ""
     if trained in columns:
         axes.axvline(columns.index(trained), color="grey", linestyle=":", label="trained on")
     axes.set(xlabel="pairs of a document" if trained else "", ylabel="contains (%)", ylim=(0, 102))
@@ -216,12 +254,12 @@ def plot(results: list[Result], figure: Figure) -> None:
 
 
 def deviations(settings: Settings) -> list[str]:
-    if "recipe" in settings:
+    if isinstance(settings, Benchmarks):
         return []
     return [
         "documents of keys and values made by rule stand in for SWDE, NQ, DROP, FDA, SQuAD, TQA",
-        f"models of width {settings['model']['hidden_size']} trained on the task itself for "
-        f"{settings['steps']} steps stand in for language models of 760M parameters",
+        f"models of width {settings.model['hidden_size']} trained on the task itself for "
+        f"{settings.steps} steps stand in for language models of 760M parameters",
     ]
 
 

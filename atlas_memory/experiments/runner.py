@@ -13,12 +13,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Table, Workspace
+from atlas_memory.experiments.experiment import Experiment, Result, Table, Workspace
 from atlas_memory.family import VARIANTS
 from atlas_memory.files import whole, write_whole
 from atlas_memory.names import suggest
@@ -27,9 +27,9 @@ from atlas_memory.names import suggest
 class Progress(Protocol):
     """Told what happens; the command line shows it."""
 
-    def begin(self, cell: Cell) -> None: ...
+    def begin(self, cell: Any) -> None: ...
     def say(self, text: str) -> None: ...
-    def end(self, result: Result) -> None: ...
+    def end(self, result: Result[Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Order:
 
     experiment: Experiment
     preset: str
-    settings: dict[str, Any]
+    settings: Any
     variants: tuple[str, ...]
     seeds: int
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> Sequence[Any]:
         return self.experiment.cells(self.settings, self.variants, self.seeds)
 
 
@@ -59,13 +59,13 @@ def order(
         raise ValueError(f"unknown preset {preset!r} of {experiment.name}; {known}")
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: there must be at least one")
-    settings = dict(experiment.presets[preset])
+    usual = vars(experiment.presets[preset])
     for name, value in (changes or {}).items():
-        if name not in settings:
-            raise ValueError(f"unknown setting {name!r}; {suggest(name, list(settings))}")
-        if not _alike(value, settings[name]):
-            raise ValueError(f"{name}={value!r}: it must be of the kind of {settings[name]!r}")
-        settings[name] = value
+        if name not in usual:
+            raise ValueError(f"unknown setting {name!r}; {suggest(name, list(usual))}")
+        if not _alike(value, usual[name]):
+            raise ValueError(f"{name}={value!r}: it must be of the kind of {usual[name]!r}")
+    settings = replace(experiment.presets[preset], **(changes or {}))
     chosen = Order(experiment, preset, settings, _variants(experiment, variants), seeds)
     if not chosen.cells():
         raise ValueError(f"these settings of {experiment.name} leave nothing to run")
@@ -98,9 +98,9 @@ def _variants(experiment: Experiment, given: Sequence[str] | None) -> tuple[str,
     return tuple(dict.fromkeys(given))
 
 
-def digest(cell: Cell) -> str:
+def digest(cell: Any) -> str:
     """The name of a cell's file: a digest of its sorted JSON."""
-    return sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:20]
+    return sha256(json.dumps(_plain(cell), sort_keys=True).encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
@@ -118,32 +118,32 @@ class Folder:
         except OSError as error:
             raise ValueError(f"cannot write to {self.path}: {error.strerror}") from error
 
-    def result(self, cell: Cell) -> Result | None:
+    def result(self, cell: Any) -> Result[Any] | None:
         """The stored result; None if there is none, or if its file is damaged."""
         try:
             stored = json.loads(self._file(cell).read_text())
-            found = Result(stored["cell"], stored["figures"], stored["seconds"])
+            found = Result(cell, stored["figures"], stored["seconds"])
+            whole = isinstance(found.figures, dict) and stored["cell"] == _plain(cell)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        whole = isinstance(found.figures, dict) and found.cell == _plain(cell)
         return found if whole else None
 
-    def keep(self, result: Result) -> None:
+    def keep(self, result: Result[Any]) -> None:
         write_whole(self._file(result.cell), json.dumps(asdict(result), indent=1) + "\n")
         shutil.rmtree(self.scratch(result.cell), ignore_errors=True)
 
-    def scratch(self, cell: Cell) -> Path:
+    def scratch(self, cell: Any) -> Path:
         return self.path / "scratch" / digest(cell)
 
-    def _file(self, cell: Cell) -> Path:
+    def _file(self, cell: Any) -> Path:
         return self.path / "cells" / f"{digest(cell)}.json"
 
 
-def missing(order: Order, folder: Folder) -> list[Cell]:
+def missing(order: Order, folder: Folder) -> list[Any]:
     return [cell for cell in order.cells() if folder.result(cell) is None]
 
 
-def run(order: Order, folder: Folder, progress: Progress) -> list[Result]:
+def run(order: Order, folder: Folder, progress: Progress) -> list[Result[Any]]:
     """All results, in the order of the cells; only those that are missing are made."""
     folder.prepare()
     results = []
@@ -157,7 +157,7 @@ def run(order: Order, folder: Folder, progress: Progress) -> list[Result]:
     return results
 
 
-def finished(order: Order, folder: Folder) -> list[Result]:
+def finished(order: Order, folder: Folder) -> list[Result[Any]]:
     """The results there are so far."""
     found = [result for cell in order.cells() if (result := folder.result(cell)) is not None]
     if not found:
@@ -166,22 +166,24 @@ def finished(order: Order, folder: Folder) -> list[Result]:
 
 
 def _make(
-    run: Callable[[Cell, Workspace], dict[str, Any]],
-    cell: Cell,
+    run: Callable[[Any, Workspace], dict[str, Any]],
+    cell: Any,
     folder: Folder,
     say: Callable[[str], None],
-) -> Result:
+) -> Result[Any]:
     scratch = folder.scratch(cell)
     scratch.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    figures = run(dict(cell), Workspace(scratch, say))
-    result = Result(_plain(cell), _plain(figures), round(time.monotonic() - began, 3))
+    figures = run(cell, Workspace(scratch, say))
+    result = Result(cell, _plain(figures), round(time.monotonic() - began, 3))
     folder.keep(result)
     return result
 
 
 def _plain(value: Any) -> Any:
     """As it comes back from a file: tuples are lists, what is not finite is None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -191,7 +193,7 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def report(order: Order, results: list[Result], command: str) -> dict[str, Any]:
+def report(order: Order, results: list[Result[Any]], command: str) -> dict[str, Any]:
     """Everything about a finished experiment, as plain data."""
     from atlas_memory.training.run_folder import environment
 
@@ -215,7 +217,7 @@ def report(order: Order, results: list[Result], command: str) -> dict[str, Any]:
 
 
 def write_report(
-    order: Order, results: list[Result], command: str, folder: Folder
+    order: Order, results: list[Result[Any]], command: str, folder: Folder
 ) -> dict[str, Any]:
     """OUT/NAME.json and OUT/NAME.png; what the JSON holds is returned."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

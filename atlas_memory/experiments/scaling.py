@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from statistics import linear_regression, mean
 from typing import TYPE_CHECKING, Any
 
-from atlas_memory.experiments.experiment import Cell, Experiment, Result, Settings, Table
+from atlas_memory.experiments.experiment import Experiment, Result, Table
 from atlas_memory.experiments.language_model import published_text
-from atlas_memory.experiments.text_models import train_and_score
+from atlas_memory.experiments.text_models import TextCell, train_and_score
 from atlas_memory.family import VARIANTS
 
 if TYPE_CHECKING:
@@ -39,68 +40,84 @@ def _published(size: str) -> dict[str, Any]:
 
 SHARED = ("length", "data", "tokenizer", "warmup", "validation_tokens")
 
-# context: lengths at one shape. compute: shapes at one length.
-PRESETS: dict[str, Settings] = {
-    "smoke": {
-        "lengths": [16, 32],
-        "shape": _tiny(16, 2, 1, 20_000, 2),
-        "length": 32,
-        "shapes": [_tiny(16, 2, 1, 20_000, 2), _tiny(32, 4, 1, 60_000, 3)],
-        "data": "python",
-        "tokenizer": "bytes",
-        "tokens_a_step": 64,
-        "warmup": 1,
-        "validation_tokens": 256,
-    },
-    "small": {
-        "lengths": [64, 256, 1024],
-        "shape": _tiny(64, 8, 2, 200_000, 100),
-        "length": 256,
-        "shapes": [
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """context: lengths at one shape. compute: shapes at one length."""
+
+    lengths: list[int]
+    shape: dict[str, Any]
+    length: int
+    shapes: list[dict[str, Any]]
+    tokens_a_step: int
+    data: str
+    warmup: int
+    validation_tokens: int
+    tokenizer: str = "bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(TextCell):
+    kind: str
+
+
+PRESETS = {
+    "smoke": Settings(
+        lengths=[16, 32],
+        shape=_tiny(16, 2, 1, 20_000, 2),
+        length=32,
+        shapes=[_tiny(16, 2, 1, 20_000, 2), _tiny(32, 4, 1, 60_000, 3)],
+        data="python",
+        tokens_a_step=64,
+        warmup=1,
+        validation_tokens=256,
+    ),
+    "small": Settings(
+        lengths=[64, 256, 1024],
+        shape=_tiny(64, 8, 2, 200_000, 100),
+        length=256,
+        shapes=[
             _tiny(32, 4, 2, 60_000, 60),
             _tiny(48, 6, 2, 120_000, 120),
             _tiny(64, 8, 2, 200_000, 200),
         ],
-        "data": "enwik8",
-        "tokenizer": "bytes",
-        "tokens_a_step": 2048,
-        "warmup": 20,
-        "validation_tokens": 65_536,
-    },
-    "paper": {
-        "lengths": [2048, 4096, 8192, 16_384, 32_768],
-        "shape": _published("760m"),
-        "shapes": [_published(size) for size in ("170m", "340m", "760m", "1.3b")],
-        "tokens_a_step": 524_288,
+        data="enwik8",
+        tokens_a_step=2048,
+        warmup=20,
+        validation_tokens=65_536,
+    ),
+    "paper": Settings(
+        lengths=[2048, 4096, 8192, 16_384, 32_768],
+        shape=_published("760m"),
+        shapes=[_published(size) for size in ("170m", "340m", "760m", "1.3b")],
+        tokens_a_step=524_288,
         **{name: published_text("760m")[name] for name in SHARED},
-    },
+    ),
 }
-OWN = ("lengths", "shape", "length", "shapes", "tokens_a_step")
 
 
 def cells(settings: Settings, variants: Sequence[str], seeds: int) -> list[Cell]:
-    shared = {name: value for name, value in settings.items() if name not in OWN}
     return [
-        {
-            "kind": kind,
-            "variant": variant,
-            "length": length,
-            "batch": max(1, settings["tokens_a_step"] // length),
+        Cell.of(
+            settings,
+            kind=kind,
+            variant=variant,
+            length=length,
+            batch=max(1, settings.tokens_a_step // length),
             **{name: value for name, value in shape.items() if name != "model"},
-            "changes": _changes(variant, shape["model"]),
-            **shared,
-            "seed": seed,
-        }
+            changes=_changes(variant, shape["model"]),
+            seed=seed,
+        )
         for seed, variant in product(range(seeds), variants)
         for kind, length, shape in _runs(settings)
     ]
 
 
 def _runs(settings: Settings) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    for length in settings["lengths"]:
-        yield "context", length, settings["shape"]
-    for shape in settings["shapes"]:
-        yield "compute", settings["length"], shape
+    for length in settings.lengths:
+        yield "context", length, settings.shape
+    for shape in settings.shapes:
+        yield "compute", settings.length, shape
 
 
 def _changes(variant: str, model: dict[str, Any]) -> dict[str, Any]:
@@ -122,12 +139,12 @@ def fit_power(points: Sequence[tuple[float, float]]) -> tuple[float, float] | No
     return math.exp(intercept), -slope
 
 
-def finite(results: list[Result], kind: str, variant: str) -> list[Result]:
-    mine = [r for r in results if r.cell["kind"] == kind and r.cell["variant"] == variant]
+def finite(results: list[Result[Cell]], kind: str, variant: str) -> list[Result[Cell]]:
+    mine = [r for r in results if r.cell.kind == kind and r.cell.variant == variant]
     return [r for r in mine if r.figures["bits"] is not None]
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result[Cell]]) -> Table:
     rows = [*_rows(results)]
     return Table(
         ("variant", "against", "bits per byte", "fit"),
@@ -136,11 +153,11 @@ def table(results: list[Result]) -> Table:
     )
 
 
-def _rows(results: list[Result]) -> Iterator[list[Any]]:
-    for variant in dict.fromkeys(r.cell["variant"] for r in results):
+def _rows(results: list[Result[Cell]]) -> Iterator[list[Any]]:
+    for variant in dict.fromkeys(r.cell.variant for r in results):
         by_length: dict[int, list[float]] = {}
         for r in finite(results, "context", variant):
-            by_length.setdefault(r.cell["length"], []).append(r.figures["bits"])
+            by_length.setdefault(r.cell.length, []).append(r.figures["bits"])
         shown = [f"{n}: {mean(bits):.3f}" for n, bits in by_length.items()]
         yield [variant, "context length", ", ".join(shown), None]
         points = [
@@ -152,13 +169,13 @@ def _rows(results: list[Result]) -> Iterator[list[Any]]:
         yield [variant, "FLOPs", ", ".join(shown), law]
 
 
-def plot(results: list[Result], figure: Figure) -> None:
+def plot(results: list[Result[Cell]], figure: Figure) -> None:
     figure.set_size_inches(10, 4)
     context, compute = figure.subplots(1, 2)
-    for n, variant in enumerate(dict.fromkeys(r.cell["variant"] for r in results)):
+    for n, variant in enumerate(dict.fromkeys(r.cell.variant for r in results)):
         style = {"color": f"C{n}", "label": variant}
         mine = finite(results, "context", variant)
-        points = sorted((r.cell["length"], r.figures["bits"]) for r in mine)
+        points = sorted((r.cell.length, r.figures["bits"]) for r in mine)
         context.plot([x for x, _ in points], [y for _, y in points], "o-", **style)
         mine = finite(results, "compute", variant)
         points = sorted((r.figures["flops"], r.figures["bits"]) for r in mine)
@@ -173,10 +190,10 @@ def plot(results: list[Result], figure: Figure) -> None:
 
 
 def deviations(settings: Settings) -> list[str]:
-    largest = settings["shapes"][-1]
+    largest = settings.shapes[-1]
     return [
         f"models up to {largest['parameters'] or largest['size']} parameters on "
-        f"{settings['data']}; the paper: up to 1.3B on FineWeb, and no numbers",
+        f"{settings.data}; the paper: up to 1.3B on FineWeb, and no numbers",
         "FLOPs are those of the matrix products that were run, counted in one training step",
         "every point is a run of its own, with a schedule of its own length",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sysconfig
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -16,14 +17,23 @@ from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Shuffled
-from atlas_memory.experiments.experiment import Cell, Result, Workspace
+from atlas_memory.experiments.experiment import Result, Seeded, Workspace
 from atlas_memory.experiments.fit import fit, labelled_loss
+from atlas_memory.experiments.language_model import Text
 from atlas_memory.family import VARIANTS
 from atlas_memory.training.prepare import equal_width, parameters_of
 from atlas_memory.training.reread import reread
 
 POSITIONS = 16  # stretches of a window that are scored apart
 VALIDATION_SHARE = 0.1  # of a text that has no split of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCell(Seeded, Text):
+    """A variant with changes, trained on windows of `length` tokens."""
+
+    length: int
+    batch: int
 
 
 def load_text(source: str, tokenizer: Tokenizer, say: Callable[[str], None]) -> Corpus:
@@ -55,63 +65,59 @@ def fitting(variant: str, changes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if fits(name)}
 
 
-def make_config(cell: Cell, vocab_size: int) -> AtlasConfig:
+def make_config(cell: TextCell, vocab_size: int) -> AtlasConfig:
     """A variant with changes; the feed-forward networks fill it up to `parameters`."""
-    changes = {"vocab_size": vocab_size, **cell["changes"]}
-    config = AtlasConfig.from_variant(cell["variant"], size=cell["size"], **changes)
-    if cell["parameters"] is None:
+    changes = {"vocab_size": vocab_size, **cell.changes}
+    config = AtlasConfig.from_variant(cell.variant, size=cell.size, **changes)
+    if cell.parameters is None:
         return config
-    changes["intermediate_size"] = equal_width(config, cell["parameters"])
-    return AtlasConfig.from_variant(cell["variant"], size=cell["size"], **changes)
+    changes["intermediate_size"] = equal_width(config, cell.parameters)
+    return AtlasConfig.from_variant(cell.variant, size=cell.size, **changes)
 
 
-def train_and_score(cell: Cell, workspace: Workspace) -> dict[str, Any]:
-    """Train the model of a cell and score it on the start of the validation text.
-
-    cell: data, tokenizer, variant, size, changes, parameters, length, batch, steps,
-    learning_rate, warmup, validation_tokens, seed.
-    """
+def train_and_score(cell: TextCell, workspace: Workspace) -> dict[str, Any]:
+    """Train the model of a cell and score it on the start of the validation text."""
     from atlas_memory.model import AtlasForCausalLM
 
-    length = cell["length"] + 1  # one more than the model reads: it predicts the next
-    tokenizer = load_tokenizer(cell["tokenizer"])
-    corpus = load_text(cell["data"], tokenizer, workspace.say)
+    length = cell.length + 1  # one more than the model reads: it predicts the next
+    tokenizer = load_tokenizer(cell.tokenizer)
+    corpus = load_text(cell.data, tokenizer, workspace.say)
     require_length(corpus.train, length, "training")
     require_length(corpus.validation, length, "validation")
     config = make_config(cell, tokenizer.vocab_size)
-    torch.manual_seed(cell["seed"])
+    torch.manual_seed(cell.seed)
     model = AtlasForCausalLM(config)
-    examples = Shuffled(corpus.train, length, cell["seed"], cell["steps"] * cell["batch"])
-    held_out = InOrder(corpus.validation, length, max(1, cell["validation_tokens"] // length))
+    examples = Shuffled(corpus.train, length, cell.seed, cell.steps * cell.batch)
+    held_out = InOrder(corpus.validation, length, max(1, cell.validation_tokens // length))
 
     def batches(step: int) -> tuple[Tensor, Tensor]:
-        first = step * cell["batch"]
-        ids = [examples[n]["input_ids"] for n in range(first, first + cell["batch"])]
+        first = step * cell.batch
+        ids = [examples[n]["input_ids"] for n in range(first, first + cell.batch)]
         return shifted(torch.stack(ids))
 
     flops = flops_of_a_step(model, batches(0))
     fitted = fit(
         model,
         batches,
-        steps=cell["steps"],
-        learning_rate=cell["learning_rate"],
+        steps=cell.steps,
+        learning_rate=cell.learning_rate,
         weight_decay=0.1,
-        warmup=cell["warmup"],
-        final=0.1 * cell["learning_rate"],
-        every=max(1, cell["steps"] // 4),
+        warmup=cell.warmup,
+        final=0.1 * cell.learning_rate,
+        every=max(1, cell.steps // 4),
         folder=workspace.folder,
         say=workspace.say,
     )
-    kept = corpus.validation.ids[: cell["validation_tokens"]]
-    by_position = score(model, held_out, cell["batch"]) if fitted.finite else []
+    kept = corpus.validation.ids[: cell.validation_tokens]
+    by_position = score(model, held_out, cell.batch) if fitted.finite else []
     by_position = [bits / corpus.validation.bytes_per_token for bits in by_position]
     return {
         "bits": sum(by_position) / len(by_position) if by_position else math.inf,
         "by_position": [float(f"{bits:.4f}") for bits in by_position],
         "parameters": parameters_of(config),
         "reread": reread(model, kept) if fitted.finite else None,
-        "tokens": cell["steps"] * cell["batch"] * cell["length"],
-        "flops": flops * cell["steps"],
+        "tokens": cell.steps * cell.batch * cell.length,
+        "flops": flops * cell.steps,
     }
 
 
@@ -119,7 +125,7 @@ GAP = 256  # tokens between two readings, for the column of a table
 SECOND = f"second reading, gap {GAP}"  # its head
 
 
-def second(results: Sequence[Result]) -> float | None:
+def second(results: Sequence[Result[Any]]) -> float | None:
     """Mean share of the first reading that the second costs, of those that were measured."""
     found = [(r.figures.get("reread") or {}).get(f"gap_{GAP}") for r in results]
     shares = [share for share in found if share is not None]

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atlas_memory.layers.documents import Lengths, Starts, positions, row_tail, valid_tokens
+from atlas_memory.layers.rows import Lengths, Starts, row_tail, valid_tokens
 from atlas_memory.memory import Gates, MemorySpec
-from atlas_memory.memory.precision import as_given
+from atlas_memory.memory.graphs import as_given
+from atlas_memory.memory.layout import age_of_tokens
 from atlas_memory.memory.tree import State
 
 
@@ -103,7 +104,7 @@ def averaged(
     period, (b, h, time) = spec.optimizer.period, mu.shape
     if phase is not None and starts is None and lengths is None:
         return _averaged_alike(mu, phase % spec.chunk % period, pending, period)
-    place = positions(position, time, starts) % spec.chunk % period
+    place = age_of_tokens(position, time, starts) % spec.chunk % period
     if lengths is not None:
         mu = mu * valid_tokens(time, lengths)[:, None].to(mu)
     number = (place == 0).long().cumsum(dim=1)[:, None].expand(-1, h, -1)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atlas_memory.layers.documents import Lengths, Starts, next_position, positions
 from atlas_memory.layers.kv_cache import KVCache
-from atlas_memory.layers.rope import rotate
+from atlas_memory.layers.rows import Lengths, Starts, next_position
 from atlas_memory.layers.short_conv import ConvState, ShortConv
-from atlas_memory.layers.softmax import full_attention, sliding_window_attention
+from atlas_memory.layers.softmax import full_attention, rotate, sliding_window_attention
+from atlas_memory.memory.layout import age_of_tokens
 from atlas_memory.memory.tree import State
 
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         lengths: Lengths | None = None,
     ) -> tuple[Tensor, AttentionState]:
         begin = x.new_zeros(len(x), dtype=torch.int64) if state is None else state.position
-        position = positions(begin, x.shape[1], starts)
+        position = age_of_tokens(begin, x.shape[1], starts)
         (q, k, v), conv = self._project(x, state, starts, lengths)
         q, k = rotate(q, position, self.rope_theta), rotate(k, position, self.rope_theta)
         past = KVCache.empty(k, self._unseen_slots(k)) if state is None else state.cache

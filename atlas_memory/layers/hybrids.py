@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.memory.tree import State
 
 
@@ -17,22 +17,12 @@ class HybridState(State):
     attention: State
 
 
-COMBINATIONS = ("product", "sum")
+class Hybrid(nn.Module):
+    """Abstract: a memory and an attention, each with its state; two answers become one."""
 
-
-class MemoryAsGate(nn.Module):
-    """MAG: o = norm(attention(x)) * sigmoid(norm(memory(x))), or attention(x) + memory(x)."""
-
-    def __init__(
-        self, dim: int, memory: nn.Module, attention: nn.Module, combine: str = "product"
-    ) -> None:
+    def __init__(self, memory: nn.Module, attention: nn.Module) -> None:
         super().__init__()
-        if combine not in COMBINATIONS:
-            raise ValueError(f"combine={combine!r}; choose from: {', '.join(COMBINATIONS)}")
         self.memory, self.attention = memory, attention
-        product = combine == "product"
-        self.memory_norm = RMSNorm(dim) if product else None
-        self.attention_norm = RMSNorm(dim) if product else None
 
     def forward(
         self,
@@ -42,16 +32,44 @@ class MemoryAsGate(nn.Module):
         starts: Starts | None = None,
         lengths: Lengths | None = None,
     ) -> tuple[Tensor, HybridState]:
-        memory, attention = _parts(state)
+        memory, attention = (None, None) if state is None else (state.memory, state.attention)
         remembered, memory = self.memory(x, memory, starts=starts, lengths=lengths)
-        attended, attention = self.attention(x, attention, starts=starts, lengths=lengths)
-        after = HybridState(memory, attention)
+        seen = self.attended(x, remembered)
+        attended, attention = self.attention(seen, attention, starts=starts, lengths=lengths)
+        return self.combined(remembered, attended), HybridState(memory, attention)
+
+    def attended(self, x: Tensor, remembered: Tensor) -> Tensor:
+        """What the attention sees of a token and of what the memory says of it."""
+        return x
+
+    def combined(self, remembered: Tensor, attended: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+COMBINATIONS = ("product", "sum")
+
+
+class MemoryAsGate(Hybrid):
+    """MAG: o = norm(attention(x)) * sigmoid(norm(memory(x))), or attention(x) + memory(x)."""
+
+    def __init__(
+        self, dim: int, memory: nn.Module, attention: nn.Module, combine: str = "product"
+    ) -> None:
+        super().__init__(memory, attention)
+        if combine not in COMBINATIONS:
+            raise ValueError(f"combine={combine!r}; choose from: {', '.join(COMBINATIONS)}")
+        product = combine == "product"
+        self.memory_norm = RMSNorm(dim) if product else None
+        self.attention_norm = RMSNorm(dim) if product else None
+
+    def combined(self, remembered: Tensor, attended: Tensor) -> Tensor:
         if self.memory_norm is None or self.attention_norm is None:
-            return attended + remembered, after
-        return self.attention_norm(attended) * self.memory_norm(remembered).sigmoid(), after
+            return attended + remembered
+        gated: Tensor = self.attention_norm(attended) * self.memory_norm(remembered).sigmoid()
+        return gated
 
 
-class MemoryAsLayer(nn.Module):
+class MemoryAsLayer(Hybrid):
     """MAL: o = attention(norm(memory(x))), or m + attention(norm(x + m)) with the token kept.
 
     residual: without it what the memory m does not say of a token is lost to the attention.
@@ -60,25 +78,12 @@ class MemoryAsLayer(nn.Module):
     def __init__(
         self, dim: int, memory: nn.Module, attention: nn.Module, residual: bool = False
     ) -> None:
-        super().__init__()
-        self.memory, self.attention, self.residual = memory, attention, residual
-        self.norm = RMSNorm(dim)
+        super().__init__(memory, attention)
+        self.residual, self.norm = residual, RMSNorm(dim)
 
-    def forward(
-        self,
-        x: Tensor,  # [b, t, dim]
-        state: HybridState | None = None,
-        *,
-        starts: Starts | None = None,
-        lengths: Lengths | None = None,
-    ) -> tuple[Tensor, HybridState]:
-        memory, attention = _parts(state)
-        remembered, memory = self.memory(x, memory, starts=starts, lengths=lengths)
-        inner = self.norm(x + remembered if self.residual else remembered)
-        attended, attention = self.attention(inner, attention, starts=starts, lengths=lengths)
-        after = HybridState(memory, attention)
-        return (remembered + attended if self.residual else attended), after
+    def attended(self, x: Tensor, remembered: Tensor) -> Tensor:
+        seen: Tensor = self.norm(x + remembered if self.residual else remembered)
+        return seen
 
-
-def _parts(state: HybridState | None) -> tuple[State | None, State | None]:
-    return (None, None) if state is None else (state.memory, state.attention)
+    def combined(self, remembered: Tensor, attended: Tensor) -> Tensor:
+        return remembered + attended if self.residual else attended

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atlas_memory.layers.documents import Lengths, Starts, document_ids, row_tail, valid_tokens
+from atlas_memory.layers.rows import Lengths, Starts, document_ids, row_tail, valid_tokens
 from atlas_memory.memory.tree import State
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
-from atlas_memory.layers.diagonal_scan import diagonal_scan
-from atlas_memory.layers.documents import Lengths, Starts, valid_tokens
+from atlas_memory.layers.rows import Lengths, Starts, valid_tokens
 from atlas_memory.layers.short_conv import ConvState, short_convolution
 from atlas_memory.memory.tree import State
 
@@ -81,3 +81,38 @@ class Mamba(nn.Module):
         decay = torch.exp(dt * -mixer.A_log.to(wide).exp())
         write = dt * B.to(wide)[:, :, None] * inner.to(wide)[..., None]
         return decay, write, C.to(wide)[:, :, :, None]
+
+
+@torch.library.custom_op("atlas_memory::diagonal_scan", mutates_args=())
+def diagonal_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """All states h_t = a_t * h_{t-1} + b_t, [b, t, ...] like a and b, from h [b, ...] before them.
+
+    It is one operator, so that a compiler sees one node and not one per token, and its backward is
+    the same recurrence run from the end.
+    """
+    states = torch.empty_like(b)
+    for a_t, b_t, state in zip(a.unbind(1), b.unbind(1), states.unbind(1), strict=True):
+        h = torch.addcmul(b_t, a_t, h, out=state)
+    return states
+
+
+@diagonal_scan.register_fake
+def _(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    return torch.empty_like(b)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    a, _, h = inputs
+    ctx.save_for_backward(a, h, output)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """g_t = dl/dh_t + a_{t+1} g_{t+1}, then dl/db = g and dl/da_t = g_t h_{t-1}."""
+    a, h, states = ctx.saved_tensors
+    later = torch.cat([a[:, 1:], torch.zeros_like(a[:, :1])], dim=1)
+    g = diagonal_scan(later.flip(1), gradient.flip(1), torch.zeros_like(h)).flip(1)
+    before = torch.cat([h[:, None], states[:, :-1]], dim=1)
+    return g * before, g, a[:, 0] * g[:, 0]
+
+
+torch.library.register_autograd("atlas_memory::diagonal_scan", _backward, setup_context=_save)

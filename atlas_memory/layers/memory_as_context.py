@@ -19,16 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atlas_memory.layers.documents import Lengths, Starts, next_position, positions
 from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.memory_layer import MemoryLayer, MemoryLayerState
 from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.pieces import Piece, cut_fresh, cut_rows
 from atlas_memory.layers.projections import in_heads, unit
-from atlas_memory.layers.rope import rotate
-from atlas_memory.layers.softmax import attend, visibility
+from atlas_memory.layers.rows import Lengths, Starts, next_position
+from atlas_memory.layers.softmax import attend, rotate, visibility
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.tracing import untraced, untraced_frame
+from atlas_memory.memory.graphs import untraced, untraced_frame
+from atlas_memory.memory.layout import age_of_tokens
 from atlas_memory.memory.tree import State
 
 FOCUS = 0.7  # of q and k at the start: a token's own score is half of sqrt(head width)
@@ -115,7 +115,7 @@ class MemoryAsContext(nn.Module):
         starts = None if piece.starts is None else _first(piece.starts, x.shape[1])
         weights = self._weights(piece, state, len(x))
         recalled = self.recalled_norm(self.recall(x, weights))
-        place = positions(position, x.shape[1], starts) % self.segment
+        place = age_of_tokens(position, x.shape[1], starts) % self.segment
         attended, cache = self._attend(x, recalled, place, piece, state)
         past = None if state is None else state.memory
         # The memory's gates are made for inputs of unit scale, as a block's norm gives them.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas_memory.layers.admission import AdmissionState, WriteGate, admit, averaged
-from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
+from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.layers.short_conv import ConvState
 from atlas_memory.layers.step_size import largest_step
 from atlas_memory.memory import Gates, MemorySpec, MemoryState, memorize
@@ -139,6 +139,7 @@ class MemoryLayer(nn.Module):
             starts=starts,
             lengths=lengths,
             check=False,
+            sparse=self.write_gate is not None,
         )
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from atlas_memory.memory.tables import scalar
+from atlas_memory.memory.graphs import scalar
 
 
 class RMSNorm(nn.Module):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atlas_memory.layers.documents import Lengths, Starts, positions, valid_tokens
+from atlas_memory.layers.rows import Lengths, Starts, valid_tokens
+from atlas_memory.memory.layout import age_of_tokens
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def cut_rows(
 ) -> Cut:
     """Rows that may stand anywhere: `begin` [b] is the position of each row's first token."""
     column = torch.arange(time, device=begin.device)
-    opens = positions(begin, time, starts) % segment == 0
+    opens = age_of_tokens(begin, time, starts) % segment == 0
     number = opens.long().cumsum(dim=1)
     if lengths is not None:
         number = number.masked_fill(~valid_tokens(time, lengths), -1)

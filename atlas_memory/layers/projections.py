@@ -6,13 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atlas_memory.layers.documents import Lengths, Starts
 from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.layers.short_conv import ConvState, ShortConv
 from atlas_memory.layers.step_size import forgetting
 from atlas_memory.memory import Gates, MemorySpec
-from atlas_memory.memory.precision import as_given
-from atlas_memory.memory.tables import scalar
+from atlas_memory.memory.graphs import as_given, scalar
 
 CONV_SIZE = 4
 LARGEST_HIDDEN_STEP = 0.5  # of a hidden matrix towards a pair, whose part is never longer than 1

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
-from atlas_memory.memory.backward import OwnBackward
-from atlas_memory.memory.tables import scalar
+from atlas_memory.memory.graphs import OwnBackward, scalar
 
 LinearMap = Callable[[Tensor], Tensor]
 Tape = tuple[Tensor, ...]
@@ -51,7 +50,7 @@ class _ThroughGelu(OwnBackward):
 
 
 def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
-    passed: Tensor = _ThroughGelu.apply(gradient, z)
+    passed: Tensor = _ThroughGelu.run(gradient, z)
     return passed
 
 
@@ -99,12 +98,12 @@ class _ThroughUnit(OwnBackward):
 
 
 def _unit(s: Tensor) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = _Unit.apply(s)
+    made: tuple[Tensor, Tensor] = _Unit.run(s)
     return made
 
 
 def _through_unit(dh: Tensor, h: Tensor, length: Tensor) -> Tensor:
-    ds: Tensor = _ThroughUnit.apply(dh, h, length)
+    ds: Tensor = _ThroughUnit.run(dh, h, length)
     return ds
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atlas_memory.memory.tables import count
+from atlas_memory.memory.graphs import count
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from atlas_memory.memory.chunkwise import (
     coefficients,
     rows_at,
 )
+from atlas_memory.memory.graphs import table
 from atlas_memory.memory.omega import band
 from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
-from atlas_memory.memory.tables import table
 
 UNKNOWNS = 64
 

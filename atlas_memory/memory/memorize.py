@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
 from atlas_memory.memory.chunkwise import hoist, pair_body
 from atlas_memory.memory.decode import decode
+from atlas_memory.memory.graphs import as_given, chunk_body, untraced
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
 from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
@@ -18,17 +18,14 @@ from atlas_memory.memory.online import memorize_online_recurrent, newborn, to_st
 from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
 from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
-from atlas_memory.memory.precision import as_given
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState
 from atlas_memory.memory.tokens import Tokens
-from atlas_memory.memory.tracing import untraced
 from atlas_memory.memory.tree import Tensors
 
 FORMS = ("chunkwise", "recurrent")
-_compiles = False
 
 
 @untraced
@@ -46,6 +43,7 @@ def memorize(
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
     check: bool = True,
+    sparse: bool = False,
 ) -> tuple[Tensor, MemoryState]:
     """Read the tokens (q, k, v), learning to map k to v; answer every q with what is known then.
 
@@ -53,7 +51,9 @@ def memorize(
     [b, h, out, in] per matrix; coefficients: the feature map's constants, e.g. a_i of Polynomial.
     starts [b, t]: a document begins here, with a fresh memory. lengths [b]: tokens of each row,
     what follows is padding. check=False: the caller vouches for shapes and values, which then no
-    tensor is asked for. Returns y [b, h, t, dv] and the state behind the last token.
+    tensor is asked for. sparse=True: chunks in which no gate writes or forgets are read only, where
+    no gradients are wanted and gates can be looked at without waiting for a device.
+    Returns y [b, h, t, dv] and the state behind the last token.
     """
     if check:
         check_form(form, FORMS)
@@ -76,9 +76,10 @@ def memorize(
             y, after = read_token(qkv, gates, state, initial)
             return y.to(v.dtype), after
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
-        if spec.online:
-            run = memorize_online_recurrent if form == "recurrent" else memorize_online
-            y, after = run(tokens, state, initial, spec)
+        if spec.online and form == "recurrent":
+            y, after = memorize_online_recurrent(tokens, state, initial, spec)
+        elif spec.online:
+            y, after = memorize_online(tokens, state, initial, spec, sparse)
         elif form == "chunkwise" and _decodes(tokens, spec):
             y, after = decode(tokens, state, spec)
         else:
@@ -175,23 +176,6 @@ def _run(
     return *_memorize_chunkwise(tokens, state, initial, spec), None
 
 
-def compile_chunks(on: bool = True) -> None:
-    """Compile the body of a chunk with torch.compile from now on; off again with False.
-
-    Worth its 20 to 40 seconds per spec and shape in a long training run of a deep memory. Rules
-    that need a matrix per token and linear memories stay as they are.
-    """
-    global _compiles
-    _compiles = on
-
-
-@lru_cache(maxsize=64)
-def _compiled(spec: MemorySpec) -> Body:
-    own = muon_body(spec) if spec.optimizer.orthogonal else pair_body(spec)
-    body: Body = torch.compile(own, dynamic=False)
-    return body
-
-
 def _per_token(spec: MemorySpec) -> bool:
     """Whether a chunk makes more than a few matrices."""
     often = spec.optimizer.orthogonal and 4 * spec.optimizer.period < spec.chunk
@@ -201,11 +185,9 @@ def _per_token(spec: MemorySpec) -> bool:
 def _body(spec: MemorySpec) -> Body:
     if spec.linear:
         return linear_body(spec)
-    if _compiles and not _per_token(spec):
-        return _compiled(spec)
-    if spec.optimizer.orthogonal:
-        return muon_body(spec)
-    return mapped_body(spec) if spec.retention.mapped else pair_body(spec)
+    make = mapped_body if spec.retention.mapped else pair_body
+    make = muon_body if spec.optimizer.orthogonal else make
+    return make(spec) if _per_token(spec) else chunk_body(make, spec)
 
 
 def _hoist(spec: MemorySpec) -> Callable[[MemorySpec, Tensors, int], Tensors]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atlas_memory.memory.graphs import as_given, untraced
 from atlas_memory.memory.omega import decays
-from atlas_memory.memory.precision import as_given
-from atlas_memory.memory.tracing import untraced
 from atlas_memory.memory.tree import State
 
 BLOCK = 32

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.backward import OwnBackward
+from atlas_memory.memory.graphs import OwnBackward
 
 KELLER = (3.4445, -4.7750, 2.0315)
 
@@ -60,7 +60,7 @@ class _Direct(OwnBackward):
 
 
 def _direct(X: Tensor, steps: int, *coefficients: float) -> Tensor:
-    made: Tensor = _Direct.apply(X, steps, *coefficients)
+    made: Tensor = _Direct.run(X, steps, *coefficients)
     return made
 
 

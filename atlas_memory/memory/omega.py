@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from atlas_memory.memory.backward import OwnBackward
-from atlas_memory.memory.tables import count, table
+from atlas_memory.memory.graphs import OwnBackward, count, table
 from atlas_memory.memory.tree import State
 
 
@@ -29,6 +28,7 @@ class Gates(State):
     alpha [b, h, t] ([h] for FixedRetention, [b, h, t, D] for ChannelRetention), eta [b, h, t],
     theta [b, h, t], gamma [b, h, t, c]: gamma[t, j] gates token t - j in step t. hidden [b, h, t]:
     the step mu of the hidden matrices where the output matrix is written exactly; None means eta.
+    Those of one token have no t.
     """
 
     alpha: Tensor | None = None
@@ -84,7 +84,7 @@ class _Logarithm(OwnBackward):
 
 
 def _logarithm(gate: Tensor) -> Tensor:
-    logs: Tensor = _Logarithm.apply(gate)
+    logs: Tensor = _Logarithm.run(gate)
     return logs
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.architectures import Tape, plain
-from atlas_memory.memory.backward import OwnBackward
 from atlas_memory.memory.feature_maps import Identity
+from atlas_memory.memory.graphs import OwnBackward
 from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -95,7 +95,7 @@ def error(spec: MemorySpec, keys: Tensor, values: Tensor) -> Tensor:
 def features(
     spec: MemorySpec, keys: Tensor, queries: Tensor, constants: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """phi of keys and queries [.., t, d], in one go."""
+    """phi of keys [.., n, d] and queries [.., m, d], in one go."""
     if isinstance(spec.features, Identity):
         return keys, queries
     both = spec.features(torch.cat([keys, queries], dim=-2), constants)
@@ -106,7 +106,7 @@ def features(
 def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:
     """d of every hidden matrix from W~^T e: never longer than 1, whatever W has become."""
     found = spec.architecture.back(tape, dh)
-    bounded: Tensors = tuple(_Bounded.apply(d) for d in found)
+    bounded: Tensors = tuple(_Bounded.run(d) for d in found)
     return tuple(d.detach() for d in bounded) if spec.stop_gradient else bounded
 
 

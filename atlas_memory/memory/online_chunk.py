@@ -7,14 +7,16 @@ steps; and the queries read both. What no weight enters is made before the scan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.chunkwise import by_block
+from atlas_memory.memory.graphs import chunk_body
 from atlas_memory.memory.layout import Blocks, cut_blocks, gather
 from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
 from atlas_memory.memory.omega import decays
@@ -55,17 +57,21 @@ def run_length(spec: MemorySpec, device: torch.device) -> int:
 
 
 def memorize_online(
-    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
+    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec, sparse: bool = False
 ) -> tuple[Tensor, MemoryState]:
-    """Answers of the new tokens, and the state behind them."""
+    """Answers of the new tokens, and the state behind them.
+
+    sparse: look for stretches in which nothing is written, and read them only.
+    """
     if tokens.new == 0:
         return tokens.values[:, :, tokens.recent :], state
     heads, carried = tokens.keys.shape[1], of_state(state)
     now = carried.like(_flat(carried.flat()))
     first = _flat(initial)
     outputs = []
-    for piece in _pieces(tokens, spec):
-        y, now = _read(spec, piece, now, first, tokens.constants)
+    for piece in _pieces(tokens, spec, sparse and _may_look(tokens, spec)):
+        read = _pass_by if piece.idle else _read
+        y, now = read(spec, piece, now, first, tokens.constants)
         outputs.append(y)
     y = torch.cat(outputs, dim=1).unflatten(0, (-1, heads))
     y = y if piece.blocks is None else gather(y, piece.blocks.slot)
@@ -83,16 +89,18 @@ def _flat(tensors: Tensors) -> Tensors:
 @dataclass(frozen=True)
 class Piece:
     """Tokens whose blocks are alike. phase: place in its chunk of the first token, the same in all
-    rows; None where rows differ, and then `streams` end with the place of every token.
+    rows; None where rows differ, and then `streams` end with the place of every token. idle: no
+    gate of any token lets the memory change.
     """
 
     streams: Tensors  # q, k, v, alpha, eta, theta, gamma, mu (, place): [g, slots, ..]
     block: int
     phase: int | None
     blocks: Blocks | None = None
+    idle: bool = False
 
 
-def _pieces(tokens: Tokens, spec: MemorySpec) -> Iterator[Piece]:
+def _pieces(tokens: Tokens, spec: MemorySpec, sparse: bool) -> Iterator[Piece]:
     """What is left of the open chunk, then whole chunks; or all at once where rows differ."""
     if tokens.alike and tokens.phase is not None:
         phase = tokens.phase
@@ -100,10 +108,45 @@ def _pieces(tokens: Tokens, spec: MemorySpec) -> Iterator[Piece]:
         if opened:
             yield Piece(_slice(tokens, 0, opened), opened, phase)
         if opened < tokens.new:
-            block = min(spec.chunk, tokens.new - opened)
-            yield Piece(_slice(tokens, opened, tokens.new), block, 0)
+            for begin, end, idle in _stretches(tokens, spec, opened, sparse):
+                block = min(spec.chunk, end - begin)
+                yield Piece(_slice(tokens, begin, end), block, 0, idle=idle)
     else:
         yield _ragged(tokens, spec)
+
+
+def _may_look(tokens: Tokens, spec: MemorySpec) -> bool:
+    """Whether gates may be looked at: without gradients, and where no device has to be waited for.
+    A momentum that holds steps goes on moving the memory whatever the gates say.
+    """
+    near = tokens.keys.device.type == "cpu" and not torch.is_grad_enabled()
+    return near and not spec.optimizer.heavy
+
+
+def _stretches(
+    tokens: Tokens, spec: MemorySpec, opened: int, sparse: bool
+) -> Iterator[tuple[int, int, bool]]:
+    """Chunks behind the first `opened` tokens, those alike side by side together: (begin, end,
+    whether nothing is written there in any row and head).
+    """
+    if not sparse:
+        yield opened, tokens.new, False
+        return
+    writes = by_block(_writes(tokens, spec)[None, opened:], spec.chunk, 0).any(1).tolist()
+    begin = opened
+    for written, chunks in groupby(writes):
+        end = min(begin + spec.chunk * sum(1 for _ in chunks), tokens.new)
+        yield begin, end, not written
+        begin = end
+
+
+def _writes(tokens: Tokens, spec: MemorySpec) -> Tensor:
+    """Whether a token changes anything, [t]: it steps, forgets, or adds to Muon's momentum."""
+    alpha, eta, theta, gamma, mu = _gates(tokens)
+    changes = (eta != 0) | (mu != 0) | (alpha != 1)
+    if spec.optimizer.momentum:
+        changes |= (theta != 1) | (gamma != 0).any(dim=3)
+    return changes.flatten(0, 1).any(dim=0)
 
 
 def _gates(tokens: Tokens) -> Tensors:
@@ -166,9 +209,32 @@ def _read(
         count=None if blocks is None else blocks.count.repeat_interleave(heads, 0),
     )
     initial = () if blocks is None else newborn(spec, first).flat()
-    body = online_body(spec, piece.phase, run, early)
+    choices = (spec, piece.phase, run, early)
+    whole = piece.phase == 0 and piece.block == spec.chunk  # others come in too many lengths
+    body = chunk_body(online_body, *choices) if whole else online_body(*choices)
     y, after = scan(partial(body, like=now), plan, now.flat(), initial, streams, shared)
     return (y + q if spec.architecture.residual else y), now.like(after)
+
+
+def _pass_by(
+    spec: MemorySpec, piece: Piece, now: Learner, first: Tensors, constants: Tensor | None
+) -> tuple[Tensor, Learner]:
+    """`_read` of whole chunks in which nothing is written: queries are answered, and the window's
+    pairs are left as `_read` would leave them.
+    """
+    (q, k, v), back = piece.streams[:3], spec.window - 1
+    k, v = k[:, k.shape[1] - back :], v[:, v.shape[1] - back :]
+    per_row = None if constants is None else _per_row(spec, constants, len(q))
+    phi_k, phi_q = features(spec, k, q, per_row)
+    maps, W = [plain(w) for w in now.H], now.W[0]
+    y = spec.architecture.hidden(maps, phi_q)[0] @ W.mT
+    d: Tensors = ()
+    if back:
+        h, tape = spec.architecture.hidden(maps, phi_k)
+        e = error(spec, k, v)
+        e = e if spec.bias.hebbian else torch.baddbmm(e, h, W.mT, alpha=-1)
+        d = bounded_back(spec, tape, e @ W)
+    return (y + q if spec.architecture.residual else y), replace(now, H_start=now.H, d=d)
 
 
 def _early(spec: MemorySpec, dk: int) -> bool:

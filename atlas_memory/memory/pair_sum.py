@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.backward import OwnBackward
+from atlas_memory.memory.graphs import OwnBackward
 
 
 def read_pairs(
@@ -26,13 +26,13 @@ def read_pairs(
     coefficients: A, B [g, m, 1], C [g, m, n].
     """
     (W, S), (A, B, C) = carried, coefficients
-    z: Tensor = _Read.apply(x, X, d, W, S, A, B, C)
+    z: Tensor = _Read.run(x, X, d, W, S, A, B, C)
     return z
 
 
 def write_pairs(carried: Tensor, X: Tensor, d: Tensor, weights: Tensor) -> Tensor:
     """carried + sum_i weights_i d_i (x) X_i. carried [g, out, in], weights [g, n]."""
-    W: Tensor = _Write.apply(carried, X, d, weights[..., None])
+    W: Tensor = _Write.run(carried, X, d, weights[..., None])
     return W
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from atlas_memory.memory.backward import OwnBackward
+from atlas_memory.memory.graphs import OwnBackward
 
 Tensors = tuple[Tensor, ...]
 KEPT_BYTES = 2**30

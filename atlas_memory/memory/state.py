@@ -68,8 +68,8 @@ class OpenChunk(State):
 @dataclass(frozen=True, repr=False)
 class MemoryState(State):
     """start, start_momentum: per matrix [b, h, out, in], as of the open chunk's first token.
-    keys, values [b, h, R, d]: the last R = window - 1 + chunk - 1 pairs, newest last.
-    gates: of the last chunk - 1 tokens, newest last. position [b]: tokens read so far.
+    keys [b, h, R, dk], values [b, h, R, dv]: of the last R = window - 1 + chunk - 1 tokens, and
+    gates: of the last chunk - 1, newest last. position [b]: tokens read so far.
     constants: of the feature map. past: the kernel expansion of Exponential. open: see OpenChunk.
 
     A memory with output="online" is up to date at every token: start holds the output matrix as

@@ -18,7 +18,12 @@ from atlas_memory.cache import AtlasCache
 from atlas_memory.codec import decode, encode, modern
 from atlas_memory.files import draft_of, whole
 from atlas_memory.reading.fingerprint import Fingerprint, fingerprint, raw_bytes
-from atlas_memory.reading.memory_head import in_order, put_in_order, require_memory_file
+from atlas_memory.reading.memory_head import (
+    in_order,
+    is_something_else,
+    put_in_order,
+    require_memory_file,
+)
 from atlas_memory.reading.read import Memory
 
 if TYPE_CHECKING:
@@ -138,6 +143,8 @@ def inspect_bytes(data: bytes, what: str) -> Contents:
     from safetensors import SafetensorError
     from safetensors.torch import load as deserialize
 
+    if is_something_else(data):
+        raise ValueError(f"{what} is no memory file; `atlas memorize` makes one of a text")
     size = int.from_bytes(data[:8], "little")
     if size > min(len(data) - 8, MAX_HEADER):
         raise ValueError(f"{what} is no whole memory file: its header cannot have {size} bytes")

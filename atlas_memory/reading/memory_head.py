@@ -22,9 +22,14 @@ def require_memory_file(path: str | Path) -> None:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     if len(head) <= LENGTH:
         raise ValueError(f"{path} is no whole memory file: it has {len(head)} bytes")
-    if head[LENGTH:] != b"{":
+    if is_something_else(head):
         made = f"atlas memorize RUN {path} --out {Path(path).stem}.memory"
         raise ValueError(f"{path} is no memory file; of a text `{made}` makes one")
+
+
+def is_something_else(data: bytes) -> bool:
+    """Whether these bytes begin no memory file, whole or not."""
+    return not data.startswith(b"{", LENGTH) and len(data) > LENGTH
 
 
 def in_order(data: bytes) -> bytes:

@@ -58,7 +58,7 @@ class RetrofitConfig(PreTrainedConfig):
                     setattr(self, name, self.base[name])
         self.layers = list(self.layers or [])
         _check(self)
-        super().__post_init__(**others)  # type: ignore[no-untyped-call]
+        PreTrainedConfig.__post_init__(self, **others)
 
     @property
     def base_config(self) -> PreTrainedConfig:

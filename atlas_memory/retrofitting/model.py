@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from atlas_memory.layers.rows import Rows
-from atlas_memory.memory.tracing import untraced_frame
+from atlas_memory.memory.graphs import untraced_frame
 from atlas_memory.memory.tree import State
 from atlas_memory.model import LanguageModel, Reader
 from atlas_memory.retrofitting.beside import MemoryBeside, add_low_rank

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from atlas_memory.layers.documents import document_ids, next_position, positions
 from atlas_memory.layers.kv_cache import KVCache
-from atlas_memory.layers.rows import Rows
+from atlas_memory.layers.rows import Rows, document_ids, next_position
+from atlas_memory.memory.layout import age_of_tokens
 from atlas_memory.memory.tree import State
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.window import (
@@ -61,7 +61,7 @@ class Reading:
         self.window, self.sinks = config.window, config.sinks
         none = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         self.begin = before[0].attention.position if before else none
-        self.position = positions(self.begin, self.time, rows.starts)
+        self.position = age_of_tokens(self.begin, self.time, rows.starts)
         self.next = next_position(self.begin, self.time, rows.starts, rows.lengths)
         self.windows: dict[int, WindowState] = {}
         self.memories: dict[int, State] = {}

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from atlas_memory.layers.documents import Lengths
 from atlas_memory.layers.kv_cache import KVCache
+from atlas_memory.layers.rows import Lengths
 from atlas_memory.layers.softmax import visibility
 from atlas_memory.memory.tree import State
 

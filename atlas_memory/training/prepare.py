@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from torch import Tensor
+
 from atlas_memory.config import AtlasConfig
 from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_length
 from atlas_memory.data.repeats import Primed, Reread
 from atlas_memory.data.token_cache import Tokens
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Lanes, Shuffled, describe
+from atlas_memory.retrofitting.calibrate import calibrate
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.tasks.recall import Recall
 from atlas_memory.training.recipe import Recipe, Train
@@ -73,6 +76,9 @@ def prepare(recipe: Recipe, say: Say) -> Prepared:
     require_length(corpus.validation, data.length, "validation")
     if train.stream:
         require_length(corpus.train, data.length * train.batch, "training")
+    if start is not None and recipe.retrofit.calibrate:
+        say(f"calibrating the memories on {recipe.retrofit.calibrate:,} tokens")
+        calibrate(start.model, _calibration(recipe, corpus.train))
     most = data.validation_tokens // data.length or None
     order: dict[str, Any] = {"length": data.length, "batch": train.batch, "seed": train.seed}
     order |= {k: v for k, v in {"reread": data.reread, "prime": train.prime}.items() if v}
@@ -86,6 +92,14 @@ def prepare(recipe: Recipe, say: Say) -> Prepared:
         {**order, "stream": train.stream, **describe(corpus.train)},
         None if start is None else start.model,
     )
+
+
+def _calibration(recipe: Recipe, tokens: Tokens) -> list[Tensor]:
+    """Windows of the training text, from all over it."""
+    length, train = recipe.data.length, recipe.train
+    count = -(-recipe.retrofit.calibrate // length)
+    windows = Shuffled(tokens, length, train.seed, count)
+    return [windows[n]["input_ids"] for n in range(count)]
 
 
 def _examples(recipe: Recipe, tokens: Tokens, vocab_size: int) -> Any:

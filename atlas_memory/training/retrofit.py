@@ -28,7 +28,8 @@ class Retrofit:
     memory. lora: rank of what attention may learn. train: "memory" and its gates, these and
     "lora", or "everything". gate_rate, base_rate: of train.learning_rate, which is the memories'
     and LoRA's; one rate for all explodes the memories or leaves the gates shut. distil: so many
-    steps first learn to say what the base says with full attention.
+    steps first learn to say what the base says with full attention. calibrate: so many tokens of
+    the training text give the memories their first maps; 0: copies of the attention's.
     """
 
     base: str | None = None
@@ -41,6 +42,7 @@ class Retrofit:
     gate_rate: float = 10.0
     base_rate: float = 0.1
     distil: int = 0
+    calibrate: int = 0
 
 
 @dataclass(frozen=True)

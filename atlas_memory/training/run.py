@@ -98,6 +98,7 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
     from transformers.utils import logging
 
     from atlas_memory.data.windows import collate
+    from atlas_memory.memory import compile_chunks
     from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.training.retrofit_trainer import RetrofitTrainer
     from atlas_memory.training.stream import Stream
@@ -126,6 +127,8 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
         callbacks=[metrics, Progress(metrics, say), stop],
     )
     trainer.remove_callback(PrinterCallback)
+    if prepared.recipe.train.compile:
+        compile_chunks()
     return trainer, stop
 
 

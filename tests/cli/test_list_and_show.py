@@ -73,8 +73,15 @@ def test_show_answers_for_a_large_model():
 
 def test_show_for_people(capsys):
     shown = run(capsys, "show", "gla", "--size", "170m", "--vocab-size", "50257")
-    assert "table 1.memory write     Diag(alpha_t) M_{t-1} + v_t k_t^T" in shown
-    assert "vocabulary               50,257" in shown
+    lines = shown.splitlines()
+    column = next(line for line in lines if line.startswith("name")).index("gla")
+    assert lines[lines.index("table 1") + 1].startswith("  attentional bias ")
+    at = {line[:column].rstrip(): line[column:] for line in lines}
+    assert at["  memory write"] == "Diag(alpha_t) M_{t-1} + v_t k_t^T"
+    assert at["vocabulary"] == "50,257"
+    assert at["state bytes per token"] == "0"
+    values = [line for line in lines if "  " in line.strip()]  # the others are headings
+    assert all(line[column - 1] == " " != line[column] for line in values)
 
 
 @pytest.mark.parametrize("variant", ["atlas", "samba", "atlas_mac", "transformer_plus"])
@@ -82,9 +89,9 @@ def test_show_writes_choices_and_sizes_as_people_do(variant, capsys):
     shown = run(capsys, "show", variant, "--size", "tiny")
     assert not set("{}[]'").intersection(shown.replace("M_{t-1}", "").replace("sum_{i>=c}", ""))
     assert "None" not in shown
-    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines() if "  " in line.strip())
     if variant == "atlas":
-        assert lines["memory.features"] == "elementwise(degree=2)"
+        assert lines["features"] == "elementwise(degree=2)"
         assert "KB)" in shown
     if variant == "samba":
         assert lines["mixers"].startswith("mamba")

@@ -79,6 +79,17 @@ def test_a_dry_run_counts_without_training(name, capsys):
     assert not Path("runs").exists()
 
 
+def test_a_dry_run_counts_the_ids_of_the_recipes_own_tokenizer(capsys):
+    plans = []
+    for tokenizer in ("bytes", "enwik8-2048"):
+        change = ("--tokenizer", tokenizer)
+        code, out, _ = call(capsys, "train", "quickstart", "--dry-run", "--json", *change)
+        assert code == 0
+        plans.append(json.loads(out)["parameters"])
+    width = 128
+    assert plans[1] - plans[0] == (2048 - 256) * width
+
+
 MISTAKES = {
     "missing file": (["--data", "missing.txt"], "no file, folder or pattern missing.txt"),
     "missing data set": (["--data", "no/such"], "no data set of that name"),

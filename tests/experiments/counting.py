@@ -5,17 +5,30 @@ A file OUT/slow makes the second cell take a minute.
 
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from atlas_memory.experiments.experiment import Experiment, Result, Table
+from atlas_memory.experiments.experiment import Experiment, Result, Seeded, Table
 from atlas_memory.experiments.runner import Folder, order, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    numbers: list[int] = field(default_factory=lambda: [1, 2, 3])
+    sleep: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Seeded):
+    n: int
+    sleep: float
 
 
 def cells(settings, variants, seeds):
     return [
-        {"variant": v, "n": n, "seed": s, "sleep": settings["sleep"]}
+        Cell.of(settings, variant=v, n=n, seed=s)
         for v in variants
-        for n in settings["numbers"]
+        for n in settings.numbers
         for s in range(seeds)
     ]
 
@@ -24,18 +37,18 @@ def count(cell, workspace):
     """Appends to a log beside the results, so that a test sees what was run."""
     log = workspace.folder.parents[1] / "log"
     with log.open("a") as file:
-        file.write(f"{cell['n']}\n")
+        file.write(f"{cell.n}\n")
     begun = workspace.folder / "begun"
-    figures = {"square": cell["n"] ** 2, "resumed": begun.exists(), "bad": float("nan")}
+    figures = {"square": cell.n**2, "resumed": begun.exists(), "bad": float("nan")}
     begun.touch()
     workspace.say("counting")
-    slow = cell["n"] == 2 and log.with_name("slow").exists()
-    time.sleep(60 if slow else cell["sleep"])
+    slow = cell.n == 2 and log.with_name("slow").exists()
+    time.sleep(60 if slow else cell.sleep)
     return figures
 
 
-def table(results: list[Result]) -> Table:
-    rows = [[r.cell["n"], r.figures["square"], r.figures["bad"]] for r in results]
+def table(results: list[Result[Cell]]) -> Table:
+    rows = [[r.cell.n, r.figures["square"], r.figures["bad"]] for r in results]
     return Table(["n", "square", "bad"], rows, ["a note"])
 
 
@@ -43,7 +56,7 @@ def plot(results, figure):
     figure.subplots().plot([r.figures["square"] for r in results])
 
 
-PRESETS = {"smoke": {"numbers": [1, 2, 3], "sleep": 0.0}}
+PRESETS = {"smoke": Settings()}
 COUNTING = Experiment(
     "counting",
     "How far does it count?",
@@ -54,7 +67,7 @@ COUNTING = Experiment(
         count,
         table,
         plot,
-        lambda settings: [f"counts to {max(settings['numbers'])}"],
+        lambda settings: [f"counts to {max(settings.numbers)}"],
     ),
 )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atlas_memory.experiments import associations as pairs
-from atlas_memory.experiments.capacity import EXPERIMENT, _largest
+from atlas_memory.experiments.capacity import EXPERIMENT, Deep, _largest
 from atlas_memory.experiments.experiment import Result, Workspace
 from atlas_memory.experiments.runner import order
 from atlas_memory.memory import L2, GradientDescent, Identity, Matrix, MemorySpec, NoRetention
@@ -95,7 +95,7 @@ def test_divergence_is_an_infinite_error():
 
 def test_m_star_is_the_largest_that_holds_for_every_seed():
     def one(m, error):
-        return Result({"m": m}, {"error": error})
+        return Result(Deep(d=2, layers=1, width=1, m=m, steps=1, seed=0), {"error": error})
 
     group = [one(4, 0.0), one(4, 0.0), one(8, 0.0), one(8, 1.0), one(16, 1.0)]
     assert _largest(group, lambda r: r.figures["error"] < 1e-3) == 4
@@ -106,8 +106,8 @@ def test_cells_are_pure_and_the_table_and_picture_hold_them(tmp_path):
 
     chosen = order(EXPERIMENT, "smoke", seeds=1)
     room = Workspace(tmp_path, lambda text: None)
-    results = [Result(cell, EXPERIMENT.run(dict(cell), room)) for cell in chosen.cells()]
-    assert EXPERIMENT.run(dict(chosen.cells()[-1]), room) == results[-1].figures
+    results = [Result(cell, EXPERIMENT.run(cell, room)) for cell in chosen.cells()]
+    assert EXPERIMENT.run(chosen.cells()[-1], room) == results[-1].figures
     rows = EXPERIMENT.table(results).rows
     ranks = [row for row in rows if row[0] == "Prop. 2, rank"]
     assert all(str(predicted) == found for _, _, predicted, found in ranks)

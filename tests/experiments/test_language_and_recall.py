@@ -64,15 +64,15 @@ def test_a_reader_of_the_prompts_scores_all():
 
 def test_the_papers_cells_are_the_papers():
     (cell,) = language.cells(language.PRESETS["paper"], ["atlas"], 1)
-    recipe = paper_recipe(cell)
+    recipe = paper_recipe(cell.recipe, cell.variant, cell.seed)
     assert recipe.data.most_tokens == 30_000_000_000
     assert recipe.train.batch * recipe.data.length == 2**19
     assert recipe.train.steps * 2**19 == pytest.approx(30e9, rel=1e-3)
     assert recipe.train.learning_rate == 1.25e-3
-    assert len(cell["tasks"]) == 9
+    assert len(cell.tasks) == 9
     assert language.deviations(language.PRESETS["paper"]) == []
     (cell,) = recall.cells(recall.PRESETS["paper"], ["atlas"], 1)
-    assert cell["tasks"] == ["swde", "nq", "drop", "fda", "squad", "triviaqa"]
+    assert cell.tasks == ["swde", "nq", "drop", "fda", "squad", "triviaqa"]
     assert recall.deviations(recall.PRESETS["paper"]) == []
 
 

@@ -107,8 +107,8 @@ def test_smoke(tmp_path):
 
     room = Workspace(tmp_path, lambda text: None)
     chosen = order(EXPERIMENT, "smoke").cells()[:10]
-    results = [Result(cell, EXPERIMENT.run(dict(cell), room)) for cell in chosen]
-    assert EXPERIMENT.run(dict(chosen[0]), room) == results[0].figures
+    results = [Result(cell, EXPERIMENT.run(cell, room)) for cell in chosen]
+    assert EXPERIMENT.run(chosen[0], room) == results[0].figures
     table = EXPERIMENT.table(results)
     assert table.columns[2:] == tuple(MAPPINGS)
     assert len(table.rows) == 2

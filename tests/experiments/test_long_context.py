@@ -1,6 +1,7 @@
 """BABILong and needles as experiments: models, curriculum, price, resuming, and the smoke runs."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,24 +16,29 @@ from atlas_memory.tasks import needle_lesson
 from atlas_memory.tasks.babilong import questions
 from atlas_memory.tasks.background import Background
 
-CELL = dict(babilong.PRESETS["smoke"], seed=0)
+CELL = babilong.Cell.of(babilong.PRESETS["smoke"], variant="swa", seed=0)
+NEEDLE = needle.Cell.of(needle.PRESETS["smoke"], variant="swa", seed=0, kind="n", signs=3)
+
+
+def built(variant):
+    return build(replace(CELL, variant=variant), 50)
 
 
 def test_the_memory_is_context_without_persistent_tokens():
     for variant in ("atlas_mac", "titans_mac"):
-        local, mixer = build(variant, CELL, 50).config.mixer_of_layer()
+        local, mixer = built(variant).config.mixer_of_layer()
         assert (local, mixer) == (Attention(window=6, conv=4), MAC(segment=64, persistent=0))
-    spec = build("atlas_mac", CELL, 50).config.memory_spec
+    spec = built("atlas_mac").config.memory_spec
     assert (spec.chunk, spec.window, spec.optimizer.period) == (64, 2, 64)
-    assert build("titans_mac", CELL, 50).config.memory_spec.window == 1
-    assert build("swa", CELL, 50).config.mixer_of_layer()[1].window == 32
+    assert built("titans_mac").config.memory_spec.window == 1
+    assert built("swa").config.mixer_of_layer()[1].window == 32
 
 
 def test_a_batch_is_a_function_of_the_step():
     def lesson(tokens, questions, random):
         return np.arange(tokens) + questions, random.integers(9, size=tokens)
 
-    cell = CELL | {"stages": [[10, 10, 1, 40, 2], [10, 30, 3, 60, 2]], "price": 0.5}
+    cell = replace(CELL, stages=[[10, 10, 1, 40, 2], [10, 30, 3, 60, 2]], price=0.5)
     first, second = (batch_of(cell, 0, lesson), batch_of(cell, 3, lesson))
     assert first[0].shape == (4, 10)
     assert (first[2], second[2]) == (0.0, 0.5)  # the price is asked from the second stage on
@@ -47,7 +53,7 @@ def test_a_batch_is_a_function_of_the_step():
 
 def test_the_price_closes_gates():
     torch.manual_seed(0)
-    model = build("atlas_mac", CELL, 50)
+    model = built("atlas_mac")
     price, ids = Price(model), torch.randint(50, (2, 64))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     paid = []
@@ -111,7 +117,7 @@ def test_a_needle_to_be_found_is_in_its_text():
 
 
 def test_a_text_of_babilong_scores_the_share_of_its_questions():
-    cell = CELL | {"corpus": "noise", "buckets": 8}
+    cell = replace(CELL, corpus="noise", buckets=8)
     task = babilong.Located.of(cell, print)
     drawn = [task.sample(100, np.random.default_rng(seed)) for seed in range(2)]
     told = [questions(sample.problem) for sample in drawn]
@@ -130,8 +136,7 @@ def test_a_text_of_babilong_scores_the_share_of_its_questions():
 
 
 def test_a_needle_is_found_when_every_sign_is_right():
-    cell = needle.PRESETS["smoke"] | {"kind": "n", "signs": 3}
-    task = needle.Needles.of(cell, print)
+    task = needle.Needles.of(NEEDLE, print)
     drawn = [task.sample(100, np.random.default_rng(seed)) for seed in range(2)]
 
     def nearly(asked, new_tokens):
@@ -142,12 +147,11 @@ def test_a_needle_is_found_when_every_sign_is_right():
     assert task.score(drawn, nearly) == {"accuracy": 0.5, "signs": pytest.approx(5 / 6)}
 
 
-@pytest.mark.parametrize("experiment", [babilong, needle])
-def test_the_table_and_the_figure_stand_with_missing_lengths(experiment):
+@pytest.mark.parametrize(("experiment", "cell"), [(babilong, CELL), (needle, NEEDLE)])
+def test_the_table_and_the_figure_stand_with_missing_lengths(experiment, cell):
     from matplotlib.figure import Figure
 
     figures = {"tokens": 4_000, "accuracy": 0.5, "samples": 2, "questions": 3, "state_bytes": 10}
-    cell = {"variant": "swa", "kind": "pk", **CELL}
     longer = [figures, figures | {"tokens": 10_000_000}]
     results = [Result(cell, {"lengths": [figures]}), Result(cell, {"lengths": longer})]
     table = experiment.EXPERIMENT.table(results)

@@ -1,6 +1,7 @@
 """MAD as an experiment: the skeleton, the two accuracies, the published grid, and the smoke run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +12,16 @@ from atlas_memory.experiments import mad as module
 from atlas_memory.experiments.experiment import Result, Workspace
 from atlas_memory.experiments.mad import EXPERIMENT, macro_accuracy
 from atlas_memory.experiments.mad_skeleton import AutoEncoder, LanguageModel, Shape, sinusoids
+from atlas_memory.experiments.runner import digest
 from atlas_memory.tasks import mad
 
 
 def test_the_published_protocol_has_396_runs_for_each_model():
     cells = EXPERIMENT.cells(EXPERIMENT.presets["paper"], ("atlas", "titans"), 1)
     assert len(cells) == 2 * 396
-    assert len({json.dumps(cell, sort_keys=True) for cell in cells}) == len(cells)
-    assert {cell["train"] for cell in cells if cell["task"] == "memorization"} == {256}
-    assert {cell["train"] for cell in cells if cell["task"] == "compression"} == {
+    assert len({digest(cell) for cell in cells}) == len(cells)
+    assert {cell.train for cell in cells if cell.task == "memorization"} == {256}
+    assert {cell.train for cell in cells if cell.task == "compression"} == {
         12_800,
         *mad.FEWER,
     }
@@ -33,7 +35,7 @@ def test_the_published_protocol_has_396_runs_for_each_model():
     ],
 )
 def test_an_unknown_difficulty_is_one_sentence(difficulties, sentence):
-    settings = EXPERIMENT.presets["smoke"] | {"difficulties": difficulties}
+    settings = replace(EXPERIMENT.presets["smoke"], difficulties=difficulties)
     with pytest.raises(ValueError, match=sentence):
         EXPERIMENT.cells(settings, ("atlas",), 1)
 
@@ -86,8 +88,8 @@ def test_macro_accuracy(said, truth, expected):
 
 def test_the_score_is_the_mean_of_the_best_of_each_grid():
     def result(vocabulary, rate, accuracy):
-        cell = {"task": "memorization", "variant": "atlas", "rate": rate, "seed": 0}
-        cell["changes"] = {"vocabulary": vocabulary}
+        cell = EXPERIMENT.cells(EXPERIMENT.presets["small"], ("atlas",), 1)[0]
+        cell = replace(cell, rate=rate, changes={"vocabulary": vocabulary})
         figures = {"accuracy": accuracy, "token_accuracy": accuracy, "ceiling": 1.0}
         return Result(cell, figures | {"state_bytes": 1024, "parameters": 7})
 
@@ -107,15 +109,16 @@ def test_batches_cover_an_epoch_and_change_with_it():
 
 def test_memorization_is_learned(tmp_path):
     """A tiny map, learned to its end: accuracy 1, stopped early."""
-    settings = EXPERIMENT.presets["smoke"] | {
-        "difficulties": {"memorization": [{"vocabulary": 16, "length": 8}]},
-        "train": 64,
-        "test": 32,
-        "batch": 32,
-        "epochs": 150,
-        "rates": [1e-2],
-        "evaluate_every": 10,
-    }
+    settings = replace(
+        EXPERIMENT.presets["smoke"],
+        difficulties={"memorization": [{"vocabulary": 16, "length": 8}]},
+        train=64,
+        test=32,
+        batch=32,
+        epochs=150,
+        rates=[1e-2],
+        evaluate_every=10,
+    )
     (cell,) = EXPERIMENT.cells(settings, ("gated_deltanet",), 1)
     figures = EXPERIMENT.run(cell, Workspace(tmp_path, print))
     assert figures["accuracy"] == 1.0

@@ -1,6 +1,7 @@
 """MQAR as an experiment: the published protocols, sizes of states, and the smoke run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from atlas_memory.experiments.experiment import Result, Workspace
 from atlas_memory.experiments.mqar import EXPERIMENT, PRESETS
 from atlas_memory.experiments.mqar_model import BaseConv, Recaller
 
-SHAPE = {"designed_heads": "all", "vocabulary": 32, "dim": 16, "heads": 2, "expansion": 1}
+
+def recaller(variant, base_conv):
+    (cell,) = EXPERIMENT.cells(PRESETS["smoke"], (variant,), 1)
+    return Recaller(replace(cell, dim=16, base_conv=base_conv))
 
 
 def test_the_published_protocols():
@@ -29,21 +33,21 @@ def test_the_published_protocols():
     ]
     assert torch.equal(batch(0)[0], batch(steps)[0])
     hard = EXPERIMENT.cells(PRESETS["deltanet"], ("deltanet",), 1)
-    assert {(c["dim"], c["rate"]) for c in hard} == {
+    assert {(c.dim, c.rate) for c in hard} == {
         (d, r) for d in (64, 128, 256, 512) for r in (1e-4, 4.64e-4, 2.15e-3, 1e-2)
     }
-    assert hard[0]["train"] == [[100_000, 512, 64]]
+    assert hard[0].train == [[100_000, 512, 64]]
 
 
 def test_a_state_counts_what_zoology_counts():
     """DeltaNet: H dk dv numbers a layer; attention: 2 d T; both are what `memory` says."""
-    delta = Recaller("deltanet", SHAPE, base_conv=False).sizes(32)
+    delta = recaller("deltanet", base_conv=False).sizes(32)
     assert delta["memory"] == 4 * 2 * 2 * 8 * 8
     assert delta["state"] > delta["memory"]
-    attention = Recaller("attention", SHAPE, base_conv=True)
+    attention = recaller("attention", base_conv=True)
     assert attention.sizes(32)["memory"] >= 4 * 2 * 16 * 32
     assert attention.sizes(64)["memory"] > attention.sizes(32)["memory"]
-    assert Recaller("deltanet", SHAPE, base_conv=True).sizes(64)["memory"] == delta["memory"] // 2
+    assert recaller("deltanet", base_conv=True).sizes(64)["memory"] == delta["memory"] // 2
 
 
 def test_base_conv_is_causal():
@@ -59,14 +63,15 @@ def test_base_conv_is_causal():
 
 
 def test_recall_is_learned(tmp_path):
-    settings = PRESETS["smoke"] | {
-        "vocabulary": 16,
-        "train": [[6_400, 16, 2]],
-        "test": [[64, 16, 2]],
-        "widths": {"": [16]},
-        "base_conv": False,
-        "batch": 32,
-    }
+    settings = replace(
+        PRESETS["smoke"],
+        vocabulary=16,
+        train=[[6_400, 16, 2]],
+        test=[[64, 16, 2]],
+        widths={"": [16]},
+        base_conv=False,
+        batch=32,
+    )
     (cell,) = EXPERIMENT.cells(settings, ("deltanet",), 1)
     figures = EXPERIMENT.run(cell, Workspace(tmp_path, print))
     assert figures["accuracy"] > 0.9
@@ -77,7 +82,7 @@ def test_the_best_rate_of_each_seed_counts():
     def result(rate, seed, accuracy):
         cell = EXPERIMENT.cells(PRESETS["smoke"], ("deltanet",), 1)[0]
         sizes = {"state_bytes": 2000, "memory_bytes": 1000, "steps": 1, "by_test": None}
-        return Result(cell | {"rate": rate, "seed": seed}, sizes | {"accuracy": accuracy})
+        return Result(replace(cell, rate=rate, seed=seed), sizes | {"accuracy": accuracy})
 
     points = [(1, 0, 0.2), (2, 0, 0.8), (1, 1, 0.4), (2, 1, None)]
     (row,) = module.table([result(*point) for point in points]).rows

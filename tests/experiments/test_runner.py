@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from experiments.counting import COUNTING, Silent
 
+from atlas_memory import experiments
 from atlas_memory.cli.main import main
-from atlas_memory.experiments import EXPERIMENTS, catalogue, load
+from atlas_memory.experiments import EXPERIMENTS, load
 from atlas_memory.experiments.runner import Folder, digest, missing, order, run
 
 SCRIPT = Path(__file__).with_name("counting.py")
@@ -21,9 +22,9 @@ SCRIPT = Path(__file__).with_name("counting.py")
 @pytest.fixture
 def command(monkeypatch, capsys):
     """`atlas experiment counting ...`: exit code, stdout, stderr."""
-    monkeypatch.setitem(catalogue.EXPERIMENTS, "counting", "counting")
+    monkeypatch.setitem(EXPERIMENTS, "counting", "counting")
     monkeypatch.setattr(
-        catalogue, "import_module", lambda path: sys.modules["experiments.counting"]
+        experiments, "import_module", lambda path: sys.modules["experiments.counting"]
     )
     monkeypatch.setattr(sys.modules["experiments.counting"], "EXPERIMENT", COUNTING, raising=False)
 

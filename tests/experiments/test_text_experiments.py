@@ -1,6 +1,7 @@
 """Ablation, window and scaling: every run is a value of the configuration, and can be repeated."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,13 +55,13 @@ def test_without_muon_atlas_is_omeganet():
 @pytest.mark.parametrize("preset", ["smoke", "small"])
 def test_models_of_one_experiment_have_equal_size(name, preset):
     for cell in order(load(name), preset).cells():
-        assert parameters_of(make_config(cell, 256)) == pytest.approx(cell["parameters"], rel=0.02)
+        assert parameters_of(make_config(cell, 256)) == pytest.approx(cell.parameters, rel=0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cells_of_the_paper_are_models(name):
     for cell in order(load(name), "paper").cells():
-        AtlasConfig.from_variant(cell["variant"], size=cell["size"], **cell["changes"])
+        AtlasConfig.from_variant(cell.variant, size=cell.size, **cell.changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,8 +71,7 @@ def test_smoke(name, tmp_path):
     experiment = load(name)
     chosen = order(experiment, "smoke", experiment.variants[:2]).cells()
     results = [
-        Result(cell, experiment.run(dict(cell), room(tmp_path / str(n))))
-        for n, cell in enumerate(chosen)
+        Result(cell, experiment.run(cell, room(tmp_path / str(n)))) for n, cell in enumerate(chosen)
     ]
     assert all(math.isfinite(r.figures["bits"]) for r in results)
     assert experiment.table(results).rows
@@ -83,8 +83,8 @@ def test_smoke(name, tmp_path):
 
 def test_same_cell_same_figures(tmp_path):
     cell = order(load("window"), "smoke").cells()[0]
-    first = train_and_score(dict(cell), room(tmp_path / "a"))
-    again = train_and_score(dict(cell), room(tmp_path / "b"))
+    first = train_and_score(cell, room(tmp_path / "a"))
+    again = train_and_score(cell, room(tmp_path / "b"))
     assert first == again
 
 
@@ -125,6 +125,6 @@ def test_power_law():
 
 
 def test_data_that_does_not_exist_is_one_sentence(tmp_path):
-    cell = {**order(load("window"), "smoke").cells()[0], "data": "/no/such/file.txt"}
+    cell = replace(order(load("window"), "smoke").cells()[0], data="/no/such/file.txt")
     with pytest.raises(ValueError, match="no data"):
         train_and_score(cell, room(tmp_path))

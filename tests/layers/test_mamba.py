@@ -4,8 +4,7 @@ import pytest
 import torch
 from streams import rows, stream
 
-from atlas_memory.layers.diagonal_scan import diagonal_scan
-from atlas_memory.layers.mamba import Mamba
+from atlas_memory.layers.mamba import Mamba, diagonal_scan
 
 
 @pytest.fixture

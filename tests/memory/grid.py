@@ -62,7 +62,7 @@ GRID = tuple(
 def matrix(**choices: object) -> am.MemorySpec:
     given = {"features": am.Identity(), "architecture": am.Matrix(), "bias": am.L2()}
     given |= {"optimizer": am.GradientDescent(), "retention": am.NoRetention()}
-    return am.MemorySpec(**{**given, "window": 1, "chunk": 1, **choices})  # type: ignore[arg-type]
+    return am.MemorySpec(**{**given, "window": 1, "chunk": 1, **choices})
 
 
 def kernel(features: am.Exponential, **choices: object) -> am.MemorySpec:

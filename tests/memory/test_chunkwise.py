@@ -172,10 +172,18 @@ def test_gradient_equals_finite_differences(spec: am.MemorySpec, form: str) -> N
         )
 
 
+EXACT = {"retention": am.ScalarRetention(), "chunk": 8, "output": "online", "window": 2}
+COMPILED = [
+    am.MemorySpec(architecture=am.MLP(2), optimizer=am.Momentum(), window=3, chunk=8),
+    am.MemorySpec(architecture=am.MLP(2, normalize=True), **EXACT),
+    am.MemorySpec(architecture=am.MLP(2, normalize=True), optimizer=am.Muon(period=8), **EXACT),
+]
+
+
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
-def test_compiled_chunks_equal_eager_ones() -> None:
-    spec = am.MemorySpec(architecture=am.MLP(2), optimizer=am.Momentum(), window=3, chunk=8)
+@pytest.mark.parametrize("spec", COMPILED, ids=describe)
+def test_compiled_chunks_equal_eager_ones(spec: am.MemorySpec) -> None:
     torch.manual_seed(0)
     q, k = (torch.nn.functional.normalize(torch.randn(1, 2, 21, 4), dim=-1) for _ in range(2))
     weights = (torch.randn(2, 4, 8), torch.randn(2, 8, 4))

@@ -1,6 +1,7 @@
 """A spec is data: JSON and back, and a sentence for every combination that does not exist."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -106,9 +107,9 @@ def test_choices_that_do_not_go_together(match: str) -> None:
         (lambda: am.SoftmaxRetention(0.0), r"scale=0\.0"),
     ],
 )
-def test_values_out_of_range(make: object, match: str) -> None:
+def test_values_out_of_range(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        make()  # type: ignore[operator]
+        make()
 
 
 def test_specs_are_values() -> None:

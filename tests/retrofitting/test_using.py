@@ -94,7 +94,8 @@ def test_commands_take_its_folder(run, tmp_path, capsys):
             main(arguments)
         assert done.value.code == 0, arguments
     shown = capsys.readouterr().out
-    assert "cache of the base.1M" in shown
+    assert "cache of the base\n" in shown
+    assert "  1M " in shown
     assert "3, with a memory: 0, 2" in shown
 
 

@@ -68,6 +68,7 @@ def test_memories_survive_a_restart(loaded, tmp_path):
         kept = download(api, tide)
     assert names(tmp_path) == sorted(f"{m['id']}.memory" for m in (tide, fork))
     (tmp_path / f".{tide['id']}.memory.17.draft").write_bytes(b"half")
+    (tmp_path / ".tmpSiJiCX").write_bytes(b"half, by safetensors")
     with serving(loaded, store=Store(tmp_path, loaded.model)) as address:
         api = client(address)
         listed = api.get("/memories", cast_to=dict)["data"]
@@ -245,6 +246,11 @@ def test_what_is_no_memory_of_this_model_is_refused(how, api, file):
         upload(api, HOSTILE[how](file))
     assert len(api.get("/memories", cast_to=dict)["data"]) == before
     assert api.get("/status", cast_to=dict)["running"] == 0
+
+
+def test_a_text_is_no_damaged_memory(api):
+    with pytest.raises(openai.BadRequestError, match=r"the file is no memory file; `atlas memor"):
+        upload(api, HOSTILE["text"](b""))
 
 
 def test_names_are_never_paths(loaded, file, tmp_path):

@@ -61,6 +61,15 @@ def test_only_what_is_trained_moves(tmp_path, text, folder, train):
         assert moved == (part_of(name) in MODES[train]), name
 
 
+def test_memories_may_start_from_the_text(text, folder):
+    changes = options(folder, retrofit__calibrate=256)
+    model = prepare(runs.recipe(text, **changes), print).start
+    for _, part in model.memories():
+        maps = part.memory.projections
+        assert torch.equal(maps.q_proj.weight, maps.k_proj.weight)
+        assert not part.gate.any()
+
+
 def test_each_part_has_its_rate(tmp_path, text, folder):
     from atlas_memory.training.run import _trainer
     from atlas_memory.training.run_folder import RunFolder

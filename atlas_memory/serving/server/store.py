@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("atlas.serve")
 ID = re.compile(r"mem_[A-Za-z0-9_-]{24}")
-DRAFTS = ".mem_*.memory.*.draft"
+# Ours, and those under which safetensors writes before it gives a file the name it was asked for.
+DRAFTS = (".mem_*.memory.*.draft", ".tmp??????")
 
 
 class Store:
@@ -40,7 +41,7 @@ class Store:
             raise ValueError(f"another server keeps its memories in {folder}") from error
         except OSError as error:
             raise ValueError(f"cannot keep memories in {folder}: {error.strerror}") from error
-        for draft in folder.glob(DRAFTS):
+        for draft in (path for pattern in DRAFTS for path in folder.glob(pattern)):
             draft.unlink()
 
     def close(self) -> None:
