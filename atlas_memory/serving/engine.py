@@ -91,7 +91,7 @@ class Engine:
         with self._work:
             if self._stopping:
                 raise BlockingIOError("the server is shutting down")
-            if len(self._arrived) + len(self._waiting) >= self.capacity.waiting:
+            if self._asked_for >= self.capacity.waiting:
                 raise BlockingIOError(f"{self.capacity.waiting} requests wait already")
             self._arrived.append(prefill)
             self._work.notify()
@@ -107,7 +107,14 @@ class Engine:
     @property
     def load(self) -> dict[str, int]:
         """How many sequences are written and how many wait."""
-        return {"running": len(self._batch), "waiting": len(self._arrived) + len(self._waiting)}
+        with self._work:
+            return {"running": len(self._batch), "waiting": self._asked_for}
+
+    @property
+    def _asked_for(self) -> int:
+        """Who waits; whoever has gone takes no place, even before a round lets go of him."""
+        waiting = (*self._arrived, *self._waiting)
+        return sum(not prefill.ticket.cancelled for prefill in waiting)
 
     @property
     def prefix_bytes(self) -> int:
@@ -165,7 +172,8 @@ class Engine:
         gone = set(chosen)
         self._waiting = deque(p for p in self._waiting if p not in gone)
         read = self._fed(chosen)
-        self._waiting.extend(p for p in read if not p.done)
+        # A new queue, never a changed one: other threads count the one they see.
+        self._waiting = deque([*self._waiting, *(p for p in read if not p.done)])
         self._begin([p for p in read if p.done and completes(p)])
 
     def _fed(self, prefills: Sequence[Prefill]) -> list[Prefill]:

@@ -2,6 +2,7 @@
 
 import queue
 import random
+import threading
 
 import pytest
 import torch
@@ -128,6 +129,24 @@ def test_too_many_are_refused_and_a_stop_finishes_what_was_begun():
     assert answers[0].end == Finished("length")
     with pytest.raises(BlockingIOError, match="shutting down"):
         ask(engine, [1])
+
+
+def test_who_has_gone_takes_no_place():
+    """While the engine is held inside of a round, so that nothing but the count can make room."""
+    engine = Engine(shared("omeganet"), Capacity(rows=1, block=16, waiting=2))
+    held, release = threading.Event(), threading.Event()
+    job = Completion(torch.tensor([1, 2, 3]), 4)
+    engine.submit(job, lambda event: (held.set(), release.wait(60)))
+    assert held.wait(60)
+    tickets = [engine.submit(job, lambda event: None) for _ in range(2)]
+    with pytest.raises(BlockingIOError, match="2 requests wait"):
+        ask(engine, [4])
+    tickets[0].cancel()
+    answer = ask(engine, [4])
+    assert engine.load["waiting"] == 2
+    release.set()
+    assert answer.wait().tokens == alone(engine.model, [4])
+    engine.stop()
 
 
 @pytest.mark.parametrize("variant", ["atlas", "omeganet", "samba", "transformer_plus"])
