@@ -16,7 +16,7 @@ from atlas_memory.layers import attention, hybrids
 from atlas_memory.layers.memory_as_context import MemoryAsContext
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.mesa_layer import MesaLayer
-from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.projections import RMSNorm
 from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State

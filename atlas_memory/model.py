@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 from atlas_memory.blocks import Block
 from atlas_memory.cache import AtlasCache
 from atlas_memory.config import AtlasConfig
-from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.projections import RMSNorm
 from atlas_memory.layers.rows import Rows
 from atlas_memory.memory.graphs import untraced, untraced_frame
 from atlas_memory.memory.tree import State
@@ -121,14 +121,19 @@ class Reader(AtlasPreTrainedModel):
         if output_attentions:
             raise ValueError("output_attentions=True: a memory has no attention maps to return")
         x = self._embed(input_ids, inputs_embeds)
-        cache = self._checked(past_key_values, len(x))
-        piece = Piece.read(x, attention_mask, position_ids, cache.seen)
+        self._check_cache(past_key_values, len(x))
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        horizon = self.config.rollback if use_cache else 0
-        hidden, cache = self._read(piece, cache, horizon, all_layers=output_hidden_states)
+        if past_key_values is None and not use_cache:  # as in training: nothing is carried on
+            rows = Rows.read((x.shape[0], x.shape[1]), attention_mask, position_ids, seen=0)
+            cache, (_, hidden) = None, self._pass(x, rows, (), output_hidden_states)
+        else:
+            cache = AtlasCache() if past_key_values is None else past_key_values
+            piece = Piece.read(x, attention_mask, position_ids, cache.seen)
+            horizon = self.config.rollback if use_cache else 0
+            hidden, cache = self._read(piece, cache, horizon, output_hidden_states)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden[-1],
             past_key_values=cache if use_cache else None,
@@ -136,10 +141,18 @@ class Reader(AtlasPreTrainedModel):
         )
 
     @untraced_frame
+    def _pass(
+        self, x: Tensor, rows: Rows, states: tuple[State, ...], all_layers: bool
+    ) -> tuple[tuple[State, ...], list[Tensor]]:
+        """The states behind x [b, t, dim], and its normed output; before it every block's input."""
+        states, hidden = self._run(rows.pack(x), states, rows)
+        return states, [rows.unpack(h) for h in (hidden if all_layers else hidden[-1:])]
+
+    @untraced_frame
     def _read(
         self, piece: Piece, cache: AtlasCache, horizon: int, all_layers: bool
     ) -> tuple[list[Tensor], AtlasCache]:
-        """The normed output of `piece`, before it every block's input, and the cache behind it.
+        """`_pass` for `piece`, and the cache behind it.
 
         What a crop has left to be read again goes first, and is not part of the output.
         """
@@ -147,8 +160,8 @@ class Reader(AtlasPreTrainedModel):
         states, read, outputs = cache.states, [], []
         for part in past.passes(piece):
             read.append(Segment(states, part))
-            states, hidden = self._run(part.rows.pack(part.x), states, part.rows)
-            outputs.append([part.rows.unpack(x) for x in (hidden if all_layers else hidden[-1:])])
+            states, hidden = self._pass(part.x, part.rows, states, all_layers)
+            outputs.append(hidden)
         last = [torch.cat(parts, 1)[:, -len(piece) :] for parts in zip(*outputs, strict=True)]
         seen = cache.seen + len(piece)
         return last, AtlasCache(states, seen, self.fingerprint, past.after(read))
@@ -173,9 +186,9 @@ class Reader(AtlasPreTrainedModel):
         return embedded
 
     @untraced
-    def _checked(self, cache: AtlasCache | None, batch: int) -> AtlasCache:
+    def _check_cache(self, cache: AtlasCache | None, batch: int) -> None:
         if cache is None:
-            return AtlasCache()
+            return
         if not isinstance(cache, AtlasCache):
             raise ValueError(f"past_key_values is a {type(cache).__name__}; give an AtlasCache")
         if cache.states and cache.fingerprint != self.fingerprint:
@@ -188,7 +201,6 @@ class Reader(AtlasPreTrainedModel):
                 f"the cache holds {cache.batch_size} rows and the input {batch}; "
                 "choose rows with cache.select(rows)"
             )
-        return cache
 
 
 class AtlasModel(Reader):

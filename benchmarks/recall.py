@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from atlas_memory.blocks import SwiGLU
 from atlas_memory.layers.attention import Attention
 from atlas_memory.layers.memory_layer import MemoryLayer
-from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.projections import RMSNorm
 from atlas_memory.memory import L2, MLP, Huber, Matrix, MemorySpec, Momentum, Muon, NoRetention
 from atlas_memory.tasks.mqar import MQAR
 from atlas_memory.training.weight_decay import decay_groups

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import atlas_memory as am
+from atlas_memory.layers.gates import largest_step
 from atlas_memory.layers.memory_layer import MemoryLayer
-from atlas_memory.layers.step_size import largest_step
 from atlas_memory.reading.loading import load_run
 
 CHUNKS = (1, 16, 64, 256)

@@ -69,12 +69,12 @@ def test_imports_go_down(module: str) -> None:
     [
         ("atlas_memory.memory.omega", "import numpy"),
         ("atlas_memory.memory.omega", "def f():\n    from safetensors.torch import save_file"),
-        ("atlas_memory.memory.omega", "from atlas_memory.layers.norms import RMSNorm"),
-        ("atlas_memory.memory.omega", "from ..layers import norms"),
-        ("atlas_memory.memory.__init__", "from ..layers import norms"),
-        ("atlas_memory.layers.norms", "import atlas_memory.model"),
+        ("atlas_memory.memory.omega", "from atlas_memory.layers.projections import RMSNorm"),
+        ("atlas_memory.memory.omega", "from ..layers import rows"),
+        ("atlas_memory.memory.__init__", "from ..layers import rows"),
+        ("atlas_memory.layers.rows", "import atlas_memory.model"),
         ("atlas_memory.tasks.mqar", "from atlas_memory.cli import main"),
-        ("atlas_memory.layers.norms", "from atlas_memory import MemorySpec"),
+        ("atlas_memory.layers.rows", "from atlas_memory import MemorySpec"),
     ],
 )
 def test_a_wrong_import_is_seen(module: str, source: str) -> None:
@@ -89,7 +89,7 @@ def test_a_wrong_import_is_seen(module: str, source: str) -> None:
         ("atlas_memory.memory.omega", "from atlas_memory.memory.state import MemoryState"),
         ("atlas_memory.memory.__init__", "from .omega import windowed"),
         (
-            "atlas_memory.layers.norms",
+            "atlas_memory.layers.rows",
             "from atlas_memory.memory.spec import MemorySpec\nimport numpy",
         ),
         ("atlas_memory.cli.main", "from atlas_memory import tasks"),

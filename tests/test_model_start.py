@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from atlas_memory.family import variants
+from atlas_memory.layers.gates import GateProjections
 from atlas_memory.layers.mamba import Mamba
 from atlas_memory.layers.mamba2 import Mamba2
 from atlas_memory.layers.memory_as_context import FOCUS, MemoryAsContext
 from atlas_memory.layers.memory_layer import MemoryLayer
 from atlas_memory.layers.mesa_layer import MesaLayer
-from atlas_memory.layers.norms import RMSNorm
-from atlas_memory.layers.projections import GateProjections, Projections, designed_count
+from atlas_memory.layers.projections import Projections, RMSNorm, designed_count
 from atlas_memory.layers.shapes_only import ShapesOnly
 from atlas_memory.memory import FixedRetention
 from atlas_memory.model import AtlasForCausalLM, AtlasModel

@@ -14,8 +14,8 @@ from torch import nn
 
 from atlas_memory import blocks
 from atlas_memory.config import AtlasConfig
+from atlas_memory.layers.gates import GateProjections
 from atlas_memory.layers.mamba2 import MAMBA2
-from atlas_memory.layers.projections import GateProjections
 from atlas_memory.layers.shapes_only import ShapesOnly, num_parameters
 from atlas_memory.memory.linear import block_size
 from atlas_memory.memory.online_chunk import run_length

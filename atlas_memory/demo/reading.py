@@ -16,7 +16,7 @@ from atlas_memory.demo import models, text
 from atlas_memory.demo.picture import picture
 from atlas_memory.demo.result import Answer, Fact, Result
 from atlas_memory.evaluation.long_reading import BLOCK, answer, read_through
-from atlas_memory.layers.admission import WriteGate
+from atlas_memory.layers.gates import WriteGate
 from atlas_memory.layers.shapes_only import num_parameters
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.tasks import babi, babilong

@@ -161,8 +161,7 @@ class Price:
     """
 
     def __init__(self, model: AtlasForCausalLM) -> None:
-        from atlas_memory.layers.admission import WriteGate
-        from atlas_memory.layers.projections import GateProjections
+        from atlas_memory.layers.gates import GateProjections, WriteGate
 
         self.seen: list[Tensor] = []
         gates = [m for m in model.modules() if isinstance(m, WriteGate)]
@@ -173,7 +172,7 @@ class Price:
                 module.register_forward_hook(self._see_gates)
 
     def _see_writes(self, module: Any, inputs: Any, written: Any) -> None:
-        from atlas_memory.layers.admission import price
+        from atlas_memory.layers.gates import price
 
         if module.training:
             self.seen.append(price(written[1]))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atlas_memory.blocks import Block
 from atlas_memory.config import AtlasConfig
-from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.projections import RMSNorm
 
 WIDTH, HIDDEN, LAYERS, EPS = 128, 352, 2, 1e-5
 # 16 heads of 8 for softmax attention, 8 heads of 16 for a memory: MAD's own choices

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from atlas_memory.memory.newton_schulz import newton_schulz
+from atlas_memory.memory.optimizers import newton_schulz
 
 Pairs = tuple[Tensor, Tensor]
 ROWS = 256  # of the attention matrix that are held at once

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from atlas_memory.layers.kv_cache import KVCache
+from atlas_memory.layers.projections import ConvState, ShortConv
 from atlas_memory.layers.rows import Lengths, Starts, next_position
-from atlas_memory.layers.short_conv import ConvState, ShortConv
 from atlas_memory.layers.softmax import full_attention, rotate, sliding_window_attention
-from atlas_memory.memory.layout import age_of_tokens
+from atlas_memory.memory.tokens import age_of_tokens
 from atlas_memory.memory.tree import State
 
 

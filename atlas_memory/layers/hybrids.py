@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from atlas_memory.layers.norms import RMSNorm
+from atlas_memory.layers.projections import RMSNorm
 from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.memory.tree import State
 

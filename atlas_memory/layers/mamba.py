@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
+from atlas_memory.layers.projections import ConvState, short_convolution
 from atlas_memory.layers.rows import Lengths, Starts, valid_tokens
-from atlas_memory.layers.short_conv import ConvState, short_convolution
 from atlas_memory.memory.tree import State
 
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from atlas_memory.layers.norms import rms_norm
+from atlas_memory.layers.projections import ConvState, rms_norm, short_convolution
 from atlas_memory.layers.rows import Lengths, Starts
-from atlas_memory.layers.short_conv import ConvState, short_convolution
 from atlas_memory.memory import (
     DotProduct,
     Gates,

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 
 from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.memory_layer import MemoryLayer, MemoryLayerState
-from atlas_memory.layers.norms import RMSNorm
 from atlas_memory.layers.pieces import Piece, cut_fresh, cut_rows
-from atlas_memory.layers.projections import in_heads, unit
+from atlas_memory.layers.projections import RMSNorm, in_heads, unit
 from atlas_memory.layers.rows import Lengths, Starts, next_position
 from atlas_memory.layers.softmax import attend, rotate, visibility
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.graphs import untraced, untraced_frame
-from atlas_memory.memory.layout import age_of_tokens
+from atlas_memory.memory.tokens import age_of_tokens
 from atlas_memory.memory.tree import State
 
 FOCUS = 0.7  # of q and k at the start: a token's own score is half of sqrt(head width)

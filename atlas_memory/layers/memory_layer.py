@@ -8,11 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atlas_memory.layers.admission import AdmissionState, WriteGate, admit, averaged
-from atlas_memory.layers.projections import GateProjections, Projections, ReadOut, require_heads
+from atlas_memory.layers.gates import (
+    AdmissionState,
+    GateProjections,
+    WriteGate,
+    admit,
+    averaged,
+    largest_step,
+)
+from atlas_memory.layers.projections import ConvState, Projections, ReadOut, require_heads
 from atlas_memory.layers.rows import Lengths, Starts
-from atlas_memory.layers.short_conv import ConvState
-from atlas_memory.layers.step_size import largest_step
 from atlas_memory.memory import Gates, MemorySpec, MemoryState, memorize
 from atlas_memory.memory.state import read_tensors, write_tensors
 from atlas_memory.memory.tree import State, leaves
@@ -49,7 +54,7 @@ class MemoryLayer(nn.Module):
     What the outer network learns is here: projections, gates, the memory's first weights W_0 and
     the feature map's coefficients. What the memory learns while it reads is in the state.
     designed_heads: how many heads start as `Projections` says, "all", "half" or "none".
-    admission: a write gate decides which tokens the memory takes in (`admission.py`).
+    admission: a write gate decides which tokens the memory takes in (`gates.py`).
     """
 
     def __init__(

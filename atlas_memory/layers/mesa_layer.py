@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atlas_memory.layers.projections import Projections, ReadOut, gate_logits
+from atlas_memory.layers.gates import gate_logits
+from atlas_memory.layers.projections import ConvState, Projections, ReadOut
 from atlas_memory.layers.rows import Lengths, Starts
-from atlas_memory.layers.short_conv import ConvState
 from atlas_memory.memory.mesa import MesaState, mesa
 from atlas_memory.memory.tree import State
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.layers.rows import Lengths, Starts, valid_tokens
-from atlas_memory.memory.layout import age_of_tokens
+from atlas_memory.memory.tokens import age_of_tokens
 
 
 @dataclass(frozen=True)

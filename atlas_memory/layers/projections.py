@@ -1,20 +1,18 @@
-"""What a memory is told about every token: q, k, v and its gates. [Atlas Eq. 48, 52]"""
+"""Around a memory: q, k, v and the read-out, norms and convolution.   [Atlas Eq. 48, 52]"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atlas_memory.layers.norms import RMSNorm
-from atlas_memory.layers.rows import Lengths, Starts
-from atlas_memory.layers.short_conv import ConvState, ShortConv
-from atlas_memory.layers.step_size import forgetting
-from atlas_memory.memory import Gates, MemorySpec
-from atlas_memory.memory.graphs import as_given, scalar
+from atlas_memory.layers.rows import Lengths, Starts, document_ids, row_tail
+from atlas_memory.memory.graphs import scalar
+from atlas_memory.memory.tree import State
 
 CONV_SIZE = 4
-LARGEST_HIDDEN_STEP = 0.5  # of a hidden matrix towards a pair, whose part is never longer than 1
 
 
 def require_heads(dim: int, heads: int) -> int:
@@ -83,108 +81,6 @@ def unit(x: Tensor) -> Tensor:
     return x / torch.hypot(length, scalar(1e-3, x.dtype, x.device))
 
 
-def gate_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A linear map in float32 or more: a gate near 1 has no digits left in bfloat16."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    with as_given(x):
-        return F.linear(x.to(wide), weight.to(wide), bias.to(wide))
-
-
-class GateProjections(nn.Module):
-    """The gates of a spec from the token, in float32 whatever the rest of the network runs in.
-
-        gamma = sigmoid(.)     c of them; those of older pairs start near 0
-        theta = 0.9 sigmoid(.)
-        s     = sigmoid(.) * bound, `step_size.largest_step`
-        eta   = s (1 - theta) / (1 + sum_{j > 0} gamma_j)
-        alpha = 1 - sigmoid(.) for a matrix, 1 - sigmoid(.) / chunk for a deep memory; starts near 1
-        mu    = 0.5 sigmoid(.) (1 - theta) / (1 + sum_{j > 0} gamma_j), the step of hidden matrices
-                where the output is exact; starts at 0.06, and alpha is that of a matrix
-
-    so the size of a step depends neither on the window nor on the momentum. A deep memory forgets
-    at most a factor e in a chunk: at W = 0 its gradient is zero, and it would never learn again.
-    An exact one may: it goes back to its first matrices.
-    """
-
-    def __init__(self, dim: int, heads: int, spec: MemorySpec) -> None:
-        super().__init__()
-        self.spec, self.heads = spec, heads
-        self.widths = _widths(spec, require_heads(dim, heads))
-        total = sum(self.widths.values()) * heads
-        self.weight = nn.Parameter(torch.empty(total, dim))
-        self.bias = nn.Parameter(torch.empty(total))
-        self.decay: Tensor
-        if spec.retention.fixed:
-            self.register_buffer("decay", torch.empty(heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
-        starts = {"eta": 0.0, "alpha": 6.0, "theta": 0.0, "gamma": -4.0, "hidden": -2.0}
-        with torch.no_grad():
-            for name, bias in self._split(self.bias).items():
-                bias.fill_(starts[name])
-                if name == "gamma":
-                    bias[:, 0] = 4.0
-            if self.spec.retention.fixed:
-                self.decay.copy_(1 - 2.0 ** (-5 - torch.arange(self.heads)))
-
-    def _split(self, x: Tensor) -> dict[str, Tensor]:
-        """[.., sum of widths * h] -> name: [.., h, width]."""
-        parts = torch.split(x, [width * self.heads for width in self.widths.values()], dim=-1)
-        named = zip(self.widths, parts, strict=True)
-        return {name: torch.unflatten(part, -1, (self.heads, -1)) for name, part in named}
-
-    def forward(self, x: Tensor, bound: Tensor | None) -> Gates:
-        """From the tokens x [b, t, dim] and the largest step of each head [h]; None: 1."""
-        raw = gate_logits(x, self.weight, self.bias).sigmoid()
-        opened = {n: gate.transpose(1, 2) for n, gate in self._split(raw).items()}
-        share = opened["eta"][..., 0]
-        theta, gamma, steps = None, opened.get("gamma"), [share]
-        if bound is not None:
-            steps = [share * bound.to(share)[:, None]]
-        if "hidden" in opened:
-            steps.append(LARGEST_HIDDEN_STEP * opened["hidden"][..., 0])
-        if "theta" in opened:
-            theta = 0.9 * opened["theta"][..., 0]
-            heavy = not (self.spec.online and self.spec.optimizer.orthogonal)
-            steps = [step * (1 - theta) for step in steps] if heavy else steps
-        if gamma is not None:
-            looked = 1 + gamma[..., 1:].sum(dim=-1)
-            steps = [step / looked for step in steps]
-        return Gates(self._alpha(opened, share), steps[0], theta, gamma, *steps[1:])
-
-    def _alpha(self, opened: dict[str, Tensor], share: Tensor) -> Tensor | None:
-        if self.spec.retention.fixed:
-            return self.decay
-        if self.spec.retention.channel:
-            return opened["alpha"]
-        if "alpha" not in opened:
-            return None
-        alpha = opened["alpha"][..., 0]
-        if self.spec.online or not self.spec.architecture.deep:
-            return alpha
-        lost = (1 - alpha) / self.spec.chunk
-        if self.spec.retention.steep:
-            # W = A / ||A||^(q-2) grows as A fades: forget only while writing, and less than that.
-            lost = 0.1 * share * lost
-        return (1 - lost) * (1 - share / self.spec.chunk) if forgetting(self.spec) else 1 - lost
-
-
-def _widths(spec: MemorySpec, head_dim: int) -> dict[str, int]:
-    """How many values each gate of the spec has at a token and head."""
-    widths = {"eta": 1}
-    if spec.retention.forgets and not spec.retention.fixed:
-        widths["alpha"] = spec.features.dim(head_dim) if spec.retention.channel else 1
-    if spec.optimizer.momentum:
-        widths["theta"] = 1
-    if spec.window > 1:
-        widths["gamma"] = spec.window
-    if spec.online:
-        widths["hidden"] = 1
-    return widths
-
-
 class ReadOut(nn.Module):
     """RMS norm of every head's answer, SiLU gate from the token, output projection."""
 
@@ -207,3 +103,112 @@ class ReadOut(nn.Module):
         answers = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         out: Tensor = self.out_proj(answers * F.silu(self.gate_proj(x)))
         return out
+
+
+# ---- normalization -------------------------------------------------------------------------------
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with a learned weight."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, never in less than float32."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True) * wide.shape[-1] ** -0.5
+    normal = wide / torch.hypot(length, scalar(eps**0.5, wide.dtype, wide.device))
+    return normal.to(x.dtype) * weight.to(x.dtype)
+
+
+# ---- the short convolution -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class ConvState(State):
+    """The last size - 1 inputs of each row; zeros stand for inputs that do not exist."""
+
+    tail: Tensor  # [b, size - 1, dim]
+
+
+class ShortConv(nn.Module):
+    """A learned `short_convolution` of `size` taps."""
+
+    def __init__(self, dim: int, size: int = 4) -> None:
+        super().__init__()
+        if size < 2:
+            raise ValueError(f"a short convolution needs size >= 2, got {size}")
+        self.weight = nn.Parameter(torch.empty(dim, size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(
+        self,
+        x: Tensor,  # [b, t, dim]
+        state: ConvState | None = None,
+        *,
+        starts: Starts | None = None,
+        lengths: Lengths | None = None,
+    ) -> tuple[Tensor, ConvState]:
+        return short_convolution(x, self.weight, state, starts, lengths)
+
+    def extra_repr(self) -> str:
+        dim, size = self.weight.shape
+        return f"{dim}, size={size}"
+
+
+def short_convolution(
+    x: Tensor,  # [b, t, dim]
+    weight: Tensor,  # [dim, size]
+    state: ConvState | None,
+    starts: Starts | None,
+    lengths: Lengths | None,
+) -> tuple[Tensor, ConvState]:
+    """y_t = sum_{j < size} weight[:, j] * x_{t-j} in the document of token t. [Atlas Sec. 5]"""
+    older = weight.shape[1] - 1
+    tail = x.new_zeros(x.shape[0], older, x.shape[2]) if state is None else state.tail
+    inputs = torch.cat([tail.to(x.dtype), x], dim=1)
+    last = row_tail(inputs, older, lengths)
+    if starts is None:
+        return _convolve(inputs, weight.to(x.dtype)), ConvState(last)
+    document = F.pad(document_ids(starts), (older, 0))
+    last_document = row_tail(document, older, lengths)
+    kept = (last_document == last_document[:, -1:]).to(x.dtype)
+    outputs = _convolve_within(inputs, weight.to(x.dtype), document)
+    return outputs, ConvState(last * kept[:, :, None])
+
+
+def _convolve(inputs: Tensor, weight: Tensor) -> Tensor:
+    kernel = weight.flip(1)[:, None]
+    if inputs.shape[1] == weight.shape[1]:  # one token: conv1d takes longer to set up than to run
+        return (inputs * kernel[:, 0].mT).sum(dim=1, keepdim=True)
+    return F.conv1d(inputs.transpose(1, 2), kernel, groups=len(kernel)).transpose(1, 2)
+
+
+def _convolve_within(inputs: Tensor, weight: Tensor, document: Tensor) -> Tensor:
+    """The same, where an input of another document counts as zero."""
+    older = weight.shape[1] - 1
+    time = inputs.shape[1] - older
+    outputs = inputs[:, older:] * weight[:, 0]
+    for j in range(1, older + 1):
+        earlier = slice(older - j, older - j + time)
+        same = (document[:, earlier] == document[:, older:]).to(inputs.dtype)
+        outputs = outputs + inputs[:, earlier] * same[:, :, None] * weight[:, j]
+    return outputs

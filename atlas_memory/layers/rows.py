@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atlas_memory.memory.graphs import untraced
-from atlas_memory.memory.layout import age_of_tokens
+from atlas_memory.memory.tokens import age_of_tokens
 
 Starts = Tensor  # bool [b, t]: a document begins at this token
 Lengths = Tensor  # int64 [b]: tokens of the row

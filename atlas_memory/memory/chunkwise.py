@@ -6,9 +6,13 @@ Every inner gradient is rank one, u_i = d_i (x) x_i, so no weight matrix per tok
 
 three small matrix products per matrix of the memory, shaped like attention over the chunk's pairs.
 `docs/chunkwise.md` derives it.
+
+Newton-Schulz and the maps of the mirror descents (Muon, Memora, Moneta) are not linear in the
+gradients: there the sum over pairs has to be made a matrix at every token that steps. The scan
+recomputes it in the backward pass: no more than one chunk of them is ever alive.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,52 +20,95 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne, plain
-from atlas_memory.memory.omega import band, decays
-from atlas_memory.memory.pair_sum import read_pairs, write_pairs
-from atlas_memory.memory.scan import Body, Tensors
+from atlas_memory.memory.graphs import Body, Plan, chunk_body, kept_blocks, scan
+from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
+from atlas_memory.memory.omega import (
+    Coefficients,
+    PairSum,
+    accumulate,
+    band,
+    by_block,
+    by_slot,
+    coefficients,
+    decays,
+    from_streams,
+    in_streams,
+    write_pairs,
+)
+from atlas_memory.memory.optimizers import Optimizer, orthogonal
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.state import MemoryState
+from atlas_memory.memory.tokens import Tokens, flat, gather
+from atlas_memory.memory.tree import Tensors
 
 
-@dataclass(frozen=True)
-class Coefficients:
-    """What a chunk of m tokens and n pairs adds up to; names as in `omega.py`.
+def memorize_chunkwise(
+    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
+) -> tuple[Tensor, Tensors, Tensors]:
+    """Outputs of the new tokens, and accumulators and momentum at the start of the open chunk."""
+    if tokens.new == 0:
+        return tokens.values[:, :, tokens.recent :], state.start, state.start_momentum
+    block = block_size(spec) if spec.linear else spec.chunk
+    layout = tokens.layout(block)
+    if spec.linear and layout is None:  # how many tokens are solved at once is no semantics
+        block = min(block, tokens.new)
+    streams = tokens.streams(layout, spec.window - 1)
+    streams = _hoist(spec)(spec, streams, block)
+    heads = tokens.keys.shape[1]
+    plan = Plan(
+        block=block,
+        slots=streams[0].shape[1],
+        lookbacks=(0, spec.window - 1, spec.window - 1, *(0,) * (len(streams) - 3)),
+        partial=spec.linear,
+        kept=_kept_blocks(spec, block, streams, initial),
+        fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
+        count=None if layout is None else layout.count.repeat_interleave(heads, 0),
+    )
+    zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
+    constants = spec.features.per_row(tokens.constants, len(streams[0]))
+    y, after = scan(
+        _body(spec),
+        plan,
+        flat((*state.start, *state.start_momentum)),
+        flat((*initial, *zeros)) if layout is not None else (),
+        streams,
+        () if constants is None else (constants,),
+    )
+    y = y.unflatten(0, (-1, heads))
+    y = y[:, :, y.shape[2] - tokens.new :] if layout is None else gather(y, layout.slot)
+    parts = tuple(x.unflatten(0, (-1, heads)) for x in after)
+    return y, parts[: len(initial)], parts[len(initial) :]
 
-    A [g, m, 1] or [g, m, D], C [g, m, n] or [g, m, n, D] for ChannelRetention. B, T (Theta)
-    [g, m, 1] and P [g, m, n] only where the rule has momentum. C and P hold the sign of descent:
-    W_t = A W' + B S' + C u.
-    """
 
-    A: Tensor
-    C: Tensor
-    B: Tensor | None = None
-    T: Tensor | None = None
-    P: Tensor | None = None
+def _body(spec: MemorySpec) -> Body:
+    if spec.linear:
+        return linear_body(spec)
+    make = mapped_body if spec.retention.mapped else pair_body
+    make = muon_body if spec.optimizer.orthogonal else make
+    return make(spec) if _per_token(spec) else chunk_body(make, spec)
 
 
-def coefficients(
-    spec: MemorySpec,
-    alpha: Tensor,
-    steps: Tensor,
-    theta: Tensor,
-    kept: tuple[Tensor, Tensor] | None = None,
-) -> Coefficients:
-    """From alpha [g, m(, D)], theta [g, m] and the steps -eta * gamma [g, m, n].
+def _hoist(spec: MemorySpec) -> Callable[[MemorySpec, Tensors, int], Tensors]:
+    if spec.linear:
+        return hoist_linear
+    return hoist_muon if spec.optimizer.orthogonal else hoist
 
-    kept: the decays of alpha, where they are known already.
-    """
-    T = P = B = None
-    written = steps
-    if spec.optimizer.heavy:
-        D_theta, T = decays(theta)
-        T, written = T[..., None], D_theta @ steps
-        P = written
-    if spec.retention.channel:
-        D_alpha, A = decays(alpha.mT)
-        C = torch.einsum("gdts,gsn->gtnd", D_alpha, written)
-        B = None if T is None else torch.einsum("gdts,gs->gtd", D_alpha, T[..., 0])
-        return Coefficients(A.mT, C, B, T, P)
-    D_alpha, A = decays(alpha) if kept is None else kept
-    return Coefficients(A[..., None], D_alpha @ written, None if T is None else D_alpha @ T, T, P)
+
+def _per_token(spec: MemorySpec) -> bool:
+    """Whether a chunk makes more than a few matrices."""
+    often = spec.optimizer.orthogonal and 4 * spec.optimizer.period < spec.chunk
+    return often or spec.retention.mapped
+
+
+def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
+    """How many blocks' graphs fit the budget; a block of matrices per token never does."""
+    if _per_token(spec):
+        return 0
+    pairs = block * spec.window if spec.linear else block + spec.window - 1
+    return kept_blocks(pairs, initial, streams[0])
+
+
+# ---- one chunk -----------------------------------------------------------------------------------
 
 
 def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
@@ -79,30 +126,6 @@ def hoist(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
     return (q, k, v, alpha, *(by_slot(x, len(q)) for x in in_streams(c)))
 
 
-def in_streams(c: Coefficients) -> Tensors:
-    """Those that are there; P is only asked for where there is a momentum."""
-    return tuple(x for x in (c.A, c.C, c.B, c.T, c.P) if x is not None)
-
-
-def from_streams(parts: Sequence[Tensor], columns: int) -> Coefficients:
-    """The inverse of `in_streams`, for a block of so many pairs."""
-    A, C, *momentum = parts
-    B, T, P = (*momentum, None, None, None)[:3]
-    return Coefficients(A, C[..., :columns], B, T, None if P is None else P[..., :columns])
-
-
-def by_block(x: Tensor, block: int, fill: float) -> Tensor:
-    """[g, slots, ..] -> [g * blocks, block, ..], the last block filled up."""
-    missing = -x.shape[1] % block
-    filled = pad(x, (0, 0) * (x.dim() - 2) + (0, missing), value=fill) if missing else x
-    return filled.unflatten(1, (-1, block)).flatten(0, 1)
-
-
-def by_slot(x: Tensor, rows: int) -> Tensor:
-    """[g * blocks, block, ..] -> [g, slots, ..]."""
-    return x.unflatten(0, (rows, -1)).flatten(1, 2)
-
-
 def hoisted(spec: MemorySpec, streams: Tensors) -> Coefficients:
     """The coefficients of one chunk, from what `hoist` left in the streams."""
     _, k, _, alpha, *rest = streams
@@ -110,56 +133,6 @@ def hoisted(spec: MemorySpec, streams: Tensors) -> Coefficients:
         eta, theta, gamma = rest
         return coefficients(spec, alpha, band(-eta[..., None] * gamma), theta)
     return from_streams(rest, k.shape[1])
-
-
-def rows_at(c: Coefficients, count: Tensor) -> Coefficients:
-    """Only the row of each sequence's last token (the count-th), so that `end` ends there."""
-
-    def row(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        index = (count - 1).clamp(min=0).view(-1, *(1,) * (x.dim() - 1))
-        return x.gather(1, index.expand(-1, 1, *x.shape[2:]))
-
-    A, C = row(c.A), row(c.C)
-    assert A is not None and C is not None
-    return Coefficients(A, C, row(c.B), row(c.T), row(c.P))
-
-
-@dataclass(frozen=True)
-class PairSum:
-    """x -> W_t x at every token of the chunk, without W_t."""
-
-    W: Tensor
-    S: Tensor | None
-    pairs: RankOne
-    coefficients: Coefficients
-
-    def __call__(self, x: Tensor) -> Tensor:
-        d, written = self.pairs
-        c = self.coefficients
-        if c.C.dim() == 3:
-            return read_pairs(x, written, d, (self.W, self.S), (c.A, c.B, c.C))
-        z = (c.A * x) @ self.W.mT
-        if self.S is not None and c.B is not None:
-            z = z + (c.B * x) @ self.S.mT
-        return z + torch.einsum("gtd,gtnd,gnd->gtn", x, c.C, written) @ d
-
-    def end(self) -> Tensor:
-        """W behind the chunk's last token."""
-        d, written = self.pairs
-        c = self.coefficients
-        C, carried = c.C[:, -1], c.A[:, -1:] * self.W
-        if self.S is not None and c.B is not None:
-            carried = torch.addcmul(carried, c.B[:, -1:], self.S)
-        channel = C.dim() == 3
-        return carried + d.mT @ (C * written) if channel else write_pairs(carried, written, d, C)
-
-    def end_momentum(self) -> Tensor:
-        d, written = self.pairs
-        c = self.coefficients
-        assert self.S is not None and c.T is not None and c.P is not None
-        return write_pairs(c.T[:, -1:] * self.S, written, d, c.P[:, -1])
 
 
 def gradients(
@@ -205,5 +178,173 @@ def pair_body(spec: MemorySpec) -> Body:
         y, _ = spec.architecture.forward(maps, phi_q, streams[0])
         after = tuple(m.end() for m in maps)
         return y, after + tuple(m.end_momentum() for m in maps if m.S is not None)
+
+    return body
+
+
+# ---- one matrix per token ------------------------------------------------------------------------
+
+
+FEW = 4
+
+
+@dataclass(frozen=True)
+class Segments:
+    """x -> W_seg(t) (a_t x): runs of `period` tokens share a matrix. W [g, segments, out, in].
+
+    Segment s holds tokens s r - 1 .. (s + 1) r - 2 (counted from 0): one slot of padding in front
+    makes the runs equal. A few long runs are multiplied one by one instead.
+    """
+
+    W: Tensor
+    scale: Tensor | None
+    period: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        m, segments = x.shape[1], self.W.shape[1]
+        x = x if self.scale is None else self.scale * x
+        if segments <= FEW:
+            cuts = [min(max(s * self.period - 1, 0), m) for s in range(segments)]
+            runs = [x[:, begin:end] for begin, end in zip(cuts, [*cuts[1:], m], strict=True)]
+            return torch.cat([run @ w.mT for run, w in zip(runs, self.W.unbind(1), strict=True)], 1)
+        runs = pad(x, (0, 0, 1, segments * self.period - m - 1)).unflatten(
+            1, (segments, self.period)
+        )
+        return (runs @ self.W.mT).flatten(1, 2)[:, 1 : m + 1]
+
+
+@dataclass(frozen=True)
+class MuonChunk:
+    """The quantities of a chunk of m tokens and s steps that all matrices share.
+
+    T [g, m, 1], P [g, m, n]: S_t = T_t S' + sum_i P[t, i] u_i, as in `omega.py`. A [g, m, 1 or D],
+    E [g, 1 or D, m, s]: at a token that steps, L = A L' - sum_r E[., r] NS(S_r). since
+    [g, m, 1 or D]: decay since the last step.
+    """
+
+    T: Tensor
+    P: Tensor
+    A: Tensor
+    E: Tensor
+    since: Tensor
+
+
+def muon_chunk(
+    optimizer: Optimizer, alpha: Tensor, eta: Tensor, theta: Tensor, gamma: Tensor
+) -> MuonChunk:
+    m, stepping = alpha.shape[1], optimizer.stepping
+    alpha = alpha if alpha.dim() == 3 else alpha[..., None]
+    D_alpha, A = decays(alpha.mT)
+    D_theta, T = decays(theta)
+    A = A.mT
+    E = D_alpha[..., stepping] * eta[:, None, None, stepping]
+    last = (torch.arange(m, device=alpha.device) + 1) // optimizer.period
+    columns = torch.cat([A.mT[..., None], D_alpha[..., stepping]], dim=-1)
+    since = columns.gather(3, last.view(1, 1, m, 1).expand(*columns.shape[:3], 1))[..., 0].mT
+    return MuonChunk(T[..., None], D_theta @ band(gamma), A, E, since)
+
+
+def hoist_muon(spec: MemorySpec, streams: Tensors, block: int) -> Tensors:
+    """`hoist` for Muon: q, k, v, alpha and T, P, A, E, since of all chunks at once."""
+    q, k, v, alpha, eta, theta, gamma = streams
+    if spec.retention.channel:
+        return streams
+    fills = (alpha, 1.0), (eta, 0.0), (theta, 0.0), (gamma, 0.0)
+    c = muon_chunk(spec.optimizer, *(by_block(x, block, fill) for x, fill in fills))
+    made = (by_slot(x, len(q)) for x in (c.T, c.P, c.A, c.E[:, 0], c.since))
+    return (q, k, v, alpha, *made)
+
+
+def _hoisted_muon(spec: MemorySpec, streams: Tensors) -> MuonChunk:
+    """What `hoist_muon` left in the streams, for a chunk that may be shorter than the others."""
+    q, k, _, alpha, *rest = streams
+    if spec.retention.channel:
+        eta, theta, gamma = rest
+        return muon_chunk(spec.optimizer, alpha, eta, theta, gamma)
+    T, P, A, E, since = rest
+    steps = q.shape[1] // spec.optimizer.period
+    return MuonChunk(T, P[..., : k.shape[1]], A, E[:, None, :, :steps], since)
+
+
+def _behind_steps(E: Tensor, A: Tensor, L: Tensor, N: Tensor) -> Tensor:
+    """L' and L behind every step, from the orthogonalized momenta N: [g, segments, out, in]."""
+    if E.shape[1] == 1:
+        moved = (E[:, 0] @ N.flatten(2)).unflatten(2, N.shape[2:])
+    else:
+        moved = torch.einsum("gdsr,grod->gsod", E, N)
+    return torch.cat([L[:, None], A[:, :, None] * L[:, None] - moved], dim=1)
+
+
+def _momenta(
+    optimizer: Optimizer, c: MuonChunk, S: Tensor, pairs: RankOne
+) -> tuple[Tensor, Tensor]:
+    """S at every token that steps, and S behind the chunk."""
+    (d, x), m, period = pairs, c.T.shape[1], optimizer.period
+    if m == period:
+        last = write_pairs(c.T[:, -1:] * S, x, d, c.P[:, -1])
+        return last[:, None], last
+    stepping = optimizer.stepping
+    S_t = c.T[:, stepping, None] * S[:, None] + accumulate(c.P[:, stepping], pairs)
+    if m % period == 0:
+        return S_t, S_t[:, -1]
+    return S_t, write_pairs(c.T[:, -1:] * S, x, d, c.P[:, -1])
+
+
+def _muon_accumulators(
+    optimizer: Optimizer, c: MuonChunk, L: Tensors, S: Tensors, pairs: tuple[RankOne, ...]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """For every matrix, L' and L behind every step; and S behind the chunk."""
+    momenta = [_momenta(optimizer, c, s, p) for s, p in zip(S, pairs, strict=True)]
+    N = orthogonal(optimizer, [at_steps for at_steps, _ in momenta])
+    E, A = c.E[:, :, optimizer.stepping], c.A[:, optimizer.stepping]
+    made = [_behind_steps(E, A, w, n) for w, n in zip(L, N, strict=True)]
+    return made, [last for _, last in momenta]
+
+
+def _muon_maps(spec: MemorySpec, c: MuonChunk, L_s: Tensor, m: int) -> Segments:
+    optimizer = spec.optimizer
+    if not spec.retention.mapped:
+        return Segments(L_s, c.since, optimizer.period)
+    last = (torch.arange(m, device=L_s.device) + 1) // optimizer.period
+    per_token = spec.retention.weights(c.since[..., None] * L_s[:, last])
+    return Segments(pad(per_token, (0, 0, 0, 0, 1, 0)), None, 1)
+
+
+def muon_body(spec: MemorySpec) -> Body:
+    """One chunk of Muon, under any retention with one alpha per token."""
+    optimizer = spec.optimizer
+
+    def body(
+        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        L, S, phi_q, pairs = at_start(spec, state, streams, shared)
+        q, c = streams[0], _hoisted_muon(spec, streams)
+        made, ends = _muon_accumulators(optimizer, c, L, S, pairs)
+        maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s in made]
+        y, _ = spec.architecture.forward(maps, phi_q, q)
+        return y, (*(c.since[:, -1:] * L_s[:, -1] for L_s in made), *ends)
+
+    return body
+
+
+def mapped_body(spec: MemorySpec) -> Body:
+    """One chunk of Memora or Moneta: accumulate linearly, map at every token."""
+
+    def body(
+        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        L, S, phi_q, pairs = at_start(spec, state, streams, shared)
+        q, c = streams[0], hoisted(spec, streams)
+        made, momenta = [], []
+        for i, (w, p) in enumerate(zip(L, pairs, strict=True)):
+            L_t = c.A[..., None] * w[:, None] + accumulate(c.C, p)
+            if c.B is not None and c.T is not None and c.P is not None:
+                L_t = L_t + c.B[..., None] * S[i][:, None]
+                scaled = c.P[:, -1, :, None] * p[1]
+                momenta.append(torch.baddbmm(c.T[:, -1:] * S[i], p[0].mT, scaled))
+            made.append(L_t)
+        weights = [pad(spec.retention.weights(L_t), (0, 0, 0, 0, 1, 0)) for L_t in made]
+        y, _ = spec.architecture.forward([Segments(w, None, 1) for w in weights], phi_q, q)
+        return y, (*(L_t[:, -1] for L_t in made), *momenta)
 
     return body

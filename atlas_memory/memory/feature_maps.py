@@ -26,6 +26,13 @@ class FeatureMap:
     def constants(self, dk: int) -> Tensor | None:
         return None
 
+    def per_row(self, constants: Tensor | None, rows: int) -> Tensor | None:
+        """Those per head [h, ..] as often as rows b * h have them; those of all heads broadcast."""
+        shared = self.constants(1)
+        if constants is None or shared is None or constants.dim() == shared.dim():
+            return constants
+        return constants.repeat(rows // len(constants), *(1,) * shared.dim())
+
     def energy(self, constants: Tensor | None) -> Tensor:
         """The largest ||phi(k)||^2 of a key of length one: a scalar, or one per head."""
         return torch.ones(())

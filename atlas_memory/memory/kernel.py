@@ -20,14 +20,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from atlas_memory.memory.architectures import LinearMap, RankOne, plain
-from atlas_memory.memory.chunkwise import PairSum, coefficients, rows_at
-from atlas_memory.memory.layout import Layout, arrange, gather
-from atlas_memory.memory.omega import band
+from atlas_memory.memory.omega import PairSum, band, coefficients, rows_at
 from atlas_memory.memory.optimizers import TokenGates
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState
-from atlas_memory.memory.tokens import Tokens
-from atlas_memory.memory.tree import Tensors
+from atlas_memory.memory.tokens import Tokens, arrange, flat, gather
+from atlas_memory.memory.tree import Tensors, where
 
 
 @dataclass(frozen=True)
@@ -201,36 +199,20 @@ def _close(spec: MemorySpec, after: Expansion, sums: list[PairSum]) -> Expansion
 
 
 def _reset(rows: Tensor, e: Expansion, initial: Tensors) -> Expansion:
-    def pick(yes: Tensors, no: Tensors) -> Tensors:
-        return tuple(torch.where(rows[:, None, None], a, b) for a, b in zip(yes, no, strict=True))
-
-    nothing = tuple(torch.zeros_like(x) for x in (*e.S, *e.p, *e.s))
-    n, m = len(e.S), len(e.S) + len(e.p)
-    return replace(
-        e,
-        W=pick(initial, e.W),
-        S=pick(nothing[:n], e.S),
-        exists=e.exists & ~rows[:, None],
-        p=pick(nothing[n:m], e.p),
-        s=pick(nothing[m:], e.s),
-    )
+    nothing = (initial, *(tuple(map(torch.zeros_like, part)) for part in (e.S, e.p, e.s)))
+    W, S, p, s = where(rows, nothing, (e.W, e.S, e.p, e.s))
+    return replace(e, W=W, S=S, exists=e.exists & ~rows[:, None], p=p, s=s)
 
 
 def _keep(rows: Tensor, after: Expansion, before: Expansion, chunk: int) -> Expansion:
     """`after` for rows whose chunk is full; for the others its pairs do not exist yet."""
     old = _append(before, after.keys[:, -chunk:], torch.zeros_like(after.exists[:, -chunk:]))
-
-    def pick(yes: Tensors, no: Tensors) -> Tensors:
-        return tuple(torch.where(rows[:, None, None], a, b) for a, b in zip(yes, no, strict=True))
-
-    return Expansion(
-        W=pick(after.W, old.W),
-        S=pick(after.S, old.S),
-        keys=after.keys,
-        exists=torch.where(rows[:, None], after.exists, old.exists),
-        p=pick(after.p, old.p),
-        s=pick(after.s, old.s),
+    W, S, exists, p, s = where(
+        rows,
+        (after.W, after.S, after.exists, after.p, after.s),
+        (old.W, old.S, old.exists, old.p, old.s),
     )
+    return Expansion(W, S, after.keys, exists, p, s)
 
 
 def memorize_kernel(
@@ -242,9 +224,9 @@ def memorize_kernel(
     layout = arrange(
         tokens.offset, tokens.recent, tokens.new, spec.chunk, tokens.starts, tokens.lengths
     )
-    streams = _laid_out(tokens, layout, spec.window - 1)
+    streams = tokens.streams(layout, spec.window - 1)
     e = _open(state, heads)
-    fresh = tuple(x.flatten(0, 1) for x in initial)
+    fresh = flat(initial)
     outputs = []
     for j in range(layout.fresh.shape[1]):
         e = _reset(layout.fresh[:, j].repeat_interleave(heads), e, fresh)
@@ -261,7 +243,7 @@ def replay_kernel(state: MemoryState) -> tuple[Tensors, Tensors]:
     if spec.open_tokens == 0:
         return state.start, state.start_momentum
     layout = arrange(tokens.offset, tokens.recent, 0, spec.chunk, None, None)
-    _, k, v, alpha, eta, theta, gamma = _laid_out(tokens, layout, spec.window - 1)
+    _, k, v, alpha, eta, theta, gamma = tokens.streams(layout, spec.window - 1)
     e = _open(state, heads)
     pairs = _gradients(spec, e, Similarity(spec.features.normalize), k, v)
     count = tokens.offset.repeat_interleave(heads)
@@ -294,24 +276,9 @@ def _chunk(
     return y, _keep(count == b, after, e, b)
 
 
-def _laid_out(tokens: Tokens, layout: Layout, lookback: int) -> Tensors:
-    slots, back = layout.source[:, tokens.recent :], layout.source[:, tokens.recent - lookback :]
-    queries = torch.cat([tokens.keys[:, :, : tokens.recent], tokens.queries], dim=2)
-    parts = (
-        gather(queries, slots),
-        gather(tokens.keys, back),
-        gather(tokens.values, back),
-        *(gather(x, slots) for x in tokens.gates.complete()),
-    )
-    return tuple(x.flatten(0, 1) for x in parts)
-
-
 def _open(state: MemoryState, heads: int) -> Expansion:
     past = state.past
     assert past is not None
-
-    def flat(tensors: Tensors) -> Tensors:
-        return tuple(x.flatten(0, 1) for x in tensors)
 
     exists = past.exists.repeat_interleave(heads, 0)
     (keys,) = flat((past.keys,))

@@ -20,18 +20,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlas_memory.memory.chunkwise import (
+from atlas_memory.memory.graphs import Body, table
+from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
+    band,
     by_block,
     by_slot,
     coefficients,
     rows_at,
 )
-from atlas_memory.memory.graphs import table
-from atlas_memory.memory.omega import band
-from atlas_memory.memory.scan import Body, Tensors
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.tree import Tensors
 
 UNKNOWNS = 64
 

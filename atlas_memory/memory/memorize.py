@@ -1,28 +1,24 @@
 """memorize: one call for every memory of the paper."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
-from atlas_memory.memory.chunkwise import hoist, pair_body
+from atlas_memory.memory.chunkwise import memorize_chunkwise
 from atlas_memory.memory.decode import decode
-from atlas_memory.memory.graphs import as_given, chunk_body, untraced
+from atlas_memory.memory.graphs import as_given, untraced
 from atlas_memory.memory.kernel import memorize_kernel
-from atlas_memory.memory.layout import Layout, age_of_tokens, arrange, gather
-from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
+from atlas_memory.memory.learner import newborn, to_state
 from atlas_memory.memory.omega import Gates, mask_young
-from atlas_memory.memory.online import memorize_online_recurrent, newborn, to_state
+from atlas_memory.memory.online import memorize_online_recurrent
 from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
-from atlas_memory.memory.per_token import hoist_muon, mapped_body, muon_body
 from atlas_memory.memory.recurrent import memorize_recurrent
-from atlas_memory.memory.scan import Body, Plan, kept_blocks, scan
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState
-from atlas_memory.memory.tokens import Tokens
+from atlas_memory.memory.tokens import Tokens, age_of_tokens, gather
 from atlas_memory.memory.tree import Tensors
 
 FORMS = ("chunkwise", "recurrent")
@@ -173,110 +169,7 @@ def _run(
         return memorize_kernel(tokens, state, initial, spec, one_by_one=form == "recurrent")
     if form == "recurrent":
         return *memorize_recurrent(tokens, state, initial, spec), None
-    return *_memorize_chunkwise(tokens, state, initial, spec), None
-
-
-def _per_token(spec: MemorySpec) -> bool:
-    """Whether a chunk makes more than a few matrices."""
-    often = spec.optimizer.orthogonal and 4 * spec.optimizer.period < spec.chunk
-    return often or spec.retention.mapped
-
-
-def _body(spec: MemorySpec) -> Body:
-    if spec.linear:
-        return linear_body(spec)
-    make = mapped_body if spec.retention.mapped else pair_body
-    make = muon_body if spec.optimizer.orthogonal else make
-    return make(spec) if _per_token(spec) else chunk_body(make, spec)
-
-
-def _hoist(spec: MemorySpec) -> Callable[[MemorySpec, Tensors, int], Tensors]:
-    if spec.linear:
-        return hoist_linear
-    return hoist_muon if spec.optimizer.orthogonal else hoist
-
-
-def _memorize_chunkwise(
-    tokens: Tokens, state: MemoryState, initial: Tensors, spec: MemorySpec
-) -> tuple[Tensor, Tensors, Tensors]:
-    if tokens.new == 0:
-        return tokens.values[:, :, tokens.recent :], state.start, state.start_momentum
-    block = block_size(spec) if spec.linear else spec.chunk
-    layout = _layout(tokens, block)
-    if spec.linear and layout is None:  # how many tokens are solved at once is no semantics
-        block = min(block, tokens.new)
-    streams = _streams(tokens, layout, spec.window - 1)
-    streams = _hoist(spec)(spec, streams, block)
-    heads = tokens.keys.shape[1]
-    plan = Plan(
-        block=block,
-        slots=streams[0].shape[1],
-        lookbacks=(0, spec.window - 1, spec.window - 1, *(0,) * (len(streams) - 3)),
-        partial=spec.linear,
-        kept=_kept_blocks(spec, block, streams, initial),
-        fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
-        count=None if layout is None else layout.count.repeat_interleave(heads, 0),
-    )
-    zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
-    y, after = scan(
-        _body(spec),
-        plan,
-        _flat((*state.start, *state.start_momentum)),
-        _flat((*initial, *zeros)) if layout is not None else (),
-        streams,
-        () if tokens.constants is None else (_per_head(spec, tokens),),
-    )
-    y = y.unflatten(0, (-1, heads))
-    y = y[:, :, y.shape[2] - tokens.new :] if layout is None else gather(y, layout.slot)
-    parts = tuple(x.unflatten(0, (-1, heads)) for x in after)
-    return y, parts[: len(initial)], parts[len(initial) :]
-
-
-def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
-    """How many blocks' graphs fit the budget; a block of matrices per token never does."""
-    if _per_token(spec):
-        return 0
-    pairs = block * spec.window if spec.linear else block + spec.window - 1
-    return kept_blocks(pairs, initial, streams[0])
-
-
-def _flat(tensors: Tensors) -> Tensors:
-    return tuple(x.flatten(0, 1) for x in tensors)
-
-
-def _per_head(spec: MemorySpec, tokens: Tokens) -> Tensor:
-    """Constants [h, p + 1] per head have to follow the flattened rows; [p + 1] broadcast."""
-    constants = tokens.constants
-    assert constants is not None
-    shared = spec.features.constants(tokens.keys.shape[-1])
-    if shared is None or constants.dim() == shared.dim():
-        return constants
-    return constants.repeat(tokens.keys.shape[0], *(1,) * (constants.dim() - 1))
-
-
-def _layout(tokens: Tokens, block: int) -> Layout | None:
-    """None where all rows stand at the same offset, of the same length, in one document."""
-    if tokens.alike:
-        return None
-    return arrange(tokens.offset, tokens.recent, tokens.new, block, tokens.starts, tokens.lengths)
-
-
-def _streams(tokens: Tokens, layout: Layout | None, lookback: int) -> Tensors:
-    """q, k, v and the gates in slots, [g, (look-back +) slots, ..]."""
-    recent, pairs = tokens.recent, (tokens.keys, tokens.values)
-    gates = tokens.gates.complete()
-    queries = (
-        torch.cat([tokens.keys[:, :, :recent], tokens.queries], dim=2) if recent else tokens.queries
-    )
-    if layout is None:
-        assert tokens.phase is not None
-        opened = recent - tokens.phase
-        cut = [x[:, :, opened - lookback :] for x in pairs]
-        return _flat((queries[:, :, opened:], *cut, *(x[:, :, opened:] for x in gates)))
-    slots = layout.source[:, recent:]
-    looking_back = layout.source[:, recent - lookback :]
-    laid = [gather(x, looking_back) for x in pairs]
-    return _flat((gather(queries, slots), *laid, *(gather(x, slots) for x in gates)))
+    return *memorize_chunkwise(tokens, state, initial, spec), None
 
 
 def _decodes(tokens: Tokens, spec: MemorySpec) -> bool:

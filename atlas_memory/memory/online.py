@@ -16,122 +16,15 @@ output matrix then descends plainly. A pair older than the chunk counts in it wi
 start. This file is the recurrent form, the definition; `online_chunk.py` is the parallel one.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.architectures import Tape, plain
-from atlas_memory.memory.feature_maps import Identity
-from atlas_memory.memory.graphs import OwnBackward
-from atlas_memory.memory.scan import Tensors
+from atlas_memory.memory.architectures import plain
+from atlas_memory.memory.learner import Learner, bounded_back, error, newborn, of_state, to_state
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
-
-TINY = 1e-30  # at d = 0 the bound has no direction
-
-
-@dataclass(frozen=True)
-class Learner:
-    """What an online memory knows behind a token, every part a tuple of [.., rows, columns].
-
-    W, S: the output matrix and its momentum (of Momentum alone). H, R: the hidden matrices and
-    their momentum. H_start: at the chunk's start. d: of the last c - 1 pairs, per hidden matrix.
-    """
-
-    W: Tensors
-    S: Tensors
-    H: Tensors
-    R: Tensors
-    H_start: Tensors
-    d: Tensors
-
-    def flat(self) -> Tensors:
-        return tuple(x for field in fields(self) for x in getattr(self, field.name))
-
-    def like(self, tensors: Tensors) -> "Learner":
-        """The same parts with other tensors, in the order of `flat`."""
-        rest = iter(tensors)
-        return Learner(*(tuple(next(rest) for _ in getattr(self, f.name)) for f in fields(self)))
-
-
-def of_state(state: MemoryState) -> Learner:
-    W, *H_start = state.start
-    own = 1 if state.spec.optimizer.heavy else 0
-    S, R = state.start_momentum[:own], state.start_momentum[own:]
-    return Learner((W,), S, state.hidden, R, tuple(H_start), state.recent)
-
-
-def to_state(state: MemoryState, now: Learner) -> MemoryState:
-    start, momentum = (*now.W, *now.H_start), (*now.S, *now.R)
-    return replace(state, start=start, start_momentum=momentum, hidden=now.H, recent=now.d)
-
-
-def newborn(spec: MemorySpec, initial: Tensors) -> Learner:
-    """A memory that has read nothing, from its first matrices."""
-    W, *H = initial
-    matrices, lead = tuple(H), W.shape[:-2]
-    zeros = tuple(torch.zeros_like(w) for w in initial)
-    back = spec.window - 1
-    return Learner(
-        W=(W,),
-        S=zeros[:1] if spec.optimizer.heavy else (),
-        H=matrices,
-        R=zeros[1:] if spec.optimizer.momentum else (),
-        H_start=matrices,
-        d=tuple(w.new_zeros(*lead, back, w.shape[-2]) for w in H) if back else (),
-    )
-
-
-def error(spec: MemorySpec, keys: Tensor, values: Tensor) -> Tensor:
-    """What is left to say of a pair where the output matrix says nothing: v - r(k), or v."""
-    residual = spec.architecture.residual and not spec.bias.hebbian
-    return values - keys if residual else values
-
-
-def features(
-    spec: MemorySpec, keys: Tensor, queries: Tensor, constants: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """phi of keys [.., n, d] and queries [.., m, d], in one go."""
-    if isinstance(spec.features, Identity):
-        return keys, queries
-    both = spec.features(torch.cat([keys, queries], dim=-2), constants)
-    phi_k, phi_q = both.tensor_split([keys.shape[-2]], dim=-2)
-    return phi_k, phi_q
-
-
-def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:
-    """d of every hidden matrix from W~^T e: never longer than 1, whatever W has become."""
-    found = spec.architecture.back(tape, dh)
-    bounded: Tensors = tuple(_Bounded.run(d) for d in found)
-    return tuple(d.detach() for d in bounded) if spec.stop_gradient else bounded
-
-
-class _Bounded(OwnBackward):
-    """d / (1 + ||d||)."""
-
-    @staticmethod
-    def forward(ctx: Any, d: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
-        bounded = d / (1 + norm)
-        ctx.save_for_backward(bounded, norm)
-        return bounded
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, w: Tensor) -> Tensor:
-        bounded, norm = ctx.saved_tensors
-        along = (bounded * w).sum(dim=-1, keepdim=True).div_(norm.clamp(min=TINY))
-        return (w / (1 + norm)).addcmul_(bounded, along, value=-1)
-
-
-def where(rows: Tensor, yes: Tensors, no: Tensors) -> Tensors:
-    """Row by row one of two; rows [b] or [g]."""
-    pairs = zip(yes, no, strict=True)
-    return tuple(torch.where(rows.view(-1, *(1,) * (a.dim() - 1)), a, b) for a, b in pairs)
+from atlas_memory.memory.tree import Tensors, where
 
 
 def memorize_online_recurrent(

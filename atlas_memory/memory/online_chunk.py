@@ -15,33 +15,26 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.chunkwise import by_block
-from atlas_memory.memory.graphs import chunk_body
-from atlas_memory.memory.layout import Blocks, cut_blocks, gather
-from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
-from atlas_memory.memory.omega import decays
-from atlas_memory.memory.online import (
+from atlas_memory.memory.graphs import Plan, chunk_body, kept_blocks, scan
+from atlas_memory.memory.learner import (
     Learner,
     bounded_back,
+    count_of_streams,
     error,
     features,
+    hidden_of,
+    hoist_hidden,
     newborn,
     of_state,
     to_state,
-    where,
 )
-from atlas_memory.memory.online_hidden import (
-    Alike,
-    Apart,
-    Steps,
-    count_of_streams,
-    hidden_of,
-    hoist_hidden,
-)
-from atlas_memory.memory.scan import Plan, Tensors, kept_blocks, scan
+from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
+from atlas_memory.memory.omega import by_block, decays
+from atlas_memory.memory.optimizers import Alike, Apart, Steps
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
-from atlas_memory.memory.tokens import Tokens
+from atlas_memory.memory.tokens import Blocks, Tokens, cut_blocks, flat, gather
+from atlas_memory.memory.tree import Tensors, where
 
 # Errors that are solved at once: their matrices grow with the square, which a processor feels, and
 # fewer of them are fewer launches, which an accelerator feels.
@@ -66,8 +59,8 @@ def memorize_online(
     if tokens.new == 0:
         return tokens.values[:, :, tokens.recent :], state
     heads, carried = tokens.keys.shape[1], of_state(state)
-    now = carried.like(_flat(carried.flat()))
-    first = _flat(initial)
+    now = carried.like(flat(carried.flat()))
+    first = flat(initial)
     outputs = []
     for piece in _pieces(tokens, spec, sparse and _may_look(tokens, spec)):
         read = _pass_by if piece.idle else _read
@@ -77,10 +70,6 @@ def memorize_online(
     y = y if piece.blocks is None else gather(y, piece.blocks.slot)
     after = now.like(tuple(x.unflatten(0, (-1, heads)) for x in now.flat()))
     return y, to_state(state, after)
-
-
-def _flat(tensors: Tensors) -> Tensors:
-    return tuple(x.flatten(0, 1) for x in tensors)
 
 
 # ---- how a text is cut ---------------------------------------------------------------------------
@@ -157,7 +146,7 @@ def _slice(tokens: Tokens, begin: int, end: int) -> Tensors:
     recent = tokens.recent
     pairs = (x[:, :, begin : end + recent] for x in (tokens.keys, tokens.values))
     gates = (x[:, :, begin:end] for x in _gates(tokens))
-    return _flat((tokens.queries[:, :, begin:end], *pairs, *gates))
+    return flat((tokens.queries[:, :, begin:end], *pairs, *gates))
 
 
 def _ragged(tokens: Tokens, spec: MemorySpec) -> Piece:
@@ -171,7 +160,7 @@ def _ragged(tokens: Tokens, spec: MemorySpec) -> Piece:
     laid = [gather(tokens.queries, own), *(gather(x, pairs) for x in (tokens.keys, tokens.values))]
     laid += [gather(x, own) for x in _gates(tokens)]
     place = blocks.place.repeat_interleave(heads, 0)
-    return Piece((*_flat(tuple(laid)), place), width, None, blocks)
+    return Piece((*flat(tuple(laid)), place), width, None, blocks)
 
 
 # ---- the scan ------------------------------------------------------------------------------------
@@ -188,7 +177,7 @@ def _read(
     at = _steps(spec, piece.phase, [by_block(x, piece.block, 0) for x in place], piece.block)
     same = kept if run == piece.block else None
     hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, same)
-    per_row = None if constants is None else _per_row(spec, constants, rows)
+    per_row = spec.features.per_row(constants, rows)
     shared, seen = first[1:], k
     asked: Tensors = (q,)
     if early := _early(spec, q.shape[-1]):
@@ -224,7 +213,7 @@ def _pass_by(
     """
     (q, k, v), back = piece.streams[:3], spec.window - 1
     k, v = k[:, k.shape[1] - back :], v[:, v.shape[1] - back :]
-    per_row = None if constants is None else _per_row(spec, constants, len(q))
+    per_row = spec.features.per_row(constants, len(q))
     phi_k, phi_q = features(spec, k, q, per_row)
     maps, W = [plain(w) for w in now.H], now.W[0]
     y = spec.architecture.hidden(maps, phi_q)[0] @ W.mT
@@ -240,14 +229,6 @@ def _pass_by(
 def _early(spec: MemorySpec, dk: int) -> bool:
     """Whether the features of all tokens are made at once: where they are few enough to keep."""
     return spec.features.dim(dk) <= 4 * dk
-
-
-def _per_row(spec: MemorySpec, constants: Tensor, rows: int) -> Tensor:
-    """Constants [h, p + 1] per head have to follow the flattened rows; [p + 1] broadcast."""
-    shared = spec.features.constants(1)
-    if shared is None or constants.dim() == shared.dim():
-        return constants
-    return constants.repeat(rows // len(constants), *(1,) * (constants.dim() - 1))
 
 
 def _steps(spec: MemorySpec, phase: int | None, place: Sequence[Tensor], m: int) -> Steps:

@@ -11,19 +11,11 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
+from atlas_memory.memory.learner import Learner, bounded_back, error, features, of_state, to_state
 from atlas_memory.memory.omega import Gates
-from atlas_memory.memory.online import (
-    Learner,
-    bounded_back,
-    error,
-    features,
-    of_state,
-    to_state,
-    where,
-)
-from atlas_memory.memory.scan import Tensors
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
+from atlas_memory.memory.tree import Tensors, where
 
 
 def read_token(

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from atlas_memory.memory.chunkwise import (
+from atlas_memory.memory.chunkwise import gradient_point, gradients
+from atlas_memory.memory.omega import (
     Coefficients,
+    Gates,
     PairSum,
+    band,
     coefficients,
-    gradient_point,
-    gradients,
     rows_at,
+    write_pairs,
 )
-from atlas_memory.memory.layout import gather
-from atlas_memory.memory.omega import Gates, band
 from atlas_memory.memory.optimizers import Momentum, Optimizer, TokenGates
-from atlas_memory.memory.pair_sum import write_pairs
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState, OpenChunk
+from atlas_memory.memory.tokens import gather
 from atlas_memory.memory.tree import Tensors, where
 
 
@@ -51,11 +51,8 @@ def gradient_pairs(
 
 
 def constants_of(state: MemoryState) -> Tensor | None:
-    constants = state.constants
-    shared = state.spec.features.constants(state.keys.shape[-1])
-    if constants is None or shared is None or constants.dim() == shared.dim():
-        return constants
-    return constants.repeat(state.keys.shape[0], *(1,) * (constants.dim() - 1))
+    rows, heads = state.keys.shape[:2]
+    return state.spec.features.per_row(state.constants, rows * heads)
 
 
 def begin(state: MemoryState, keys: Tensor, values: Tensor) -> OpenChunk:

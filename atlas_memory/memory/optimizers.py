@@ -1,16 +1,24 @@
 """Inner optimizers: how the gradient of the window changes the memory.
 
 `step` is one token of the recurrent form. The chunkwise forms read off the same recurrences what a
-whole chunk adds up to (`omega.py`, `chunkwise.py`, `per_token.py`).
+whole chunk adds up to (`omega.py`, `chunkwise.py`).
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.newton_schulz import KELLER, newton_schulz
+from atlas_memory.memory.graphs import OwnBackward
+from atlas_memory.memory.tree import Tensors
+
+KELLER = (3.4445, -4.7750, 2.0315)
 
 
 class InnerOptimizer:
@@ -126,8 +134,181 @@ class Muon(InnerOptimizer):
         return gates.alpha * L - gates.steps * gates.eta * self.orthogonalize(S), S
 
 
-Optimizer = GradientDescent | Momentum | Muon | Implicit
+# ---- Newton-Schulz -------------------------------------------------------------------------------
 
+
+def newton_schulz(
+    S: Tensor, steps: int, coefficients: tuple[float, float, float] = KELLER
+) -> Tensor:
+    """NS_k(S) for S [.., out, in], all leading axes at once.   [Atlas Eq. 40]
+
+    The nearest semi-orthogonal matrix, by matrix products alone:
+
+        X = S / (||S||_F + 1e-7);  k times  X <- aX + (bA + cA^2) X,  A = X X^T on the short side
+
+    Every iterate is a polynomial of the Gram matrix times S, X = Q(SS^T) S, so where S is long the
+    loop runs on m x m matrices (m the short side) and S is multiplied once: exact, and cheaper.
+    """
+    if S.shape[-2] > S.shape[-1]:
+        return newton_schulz(S.mT, steps, coefficients).mT
+    X = S / (torch.linalg.vector_norm(S, dim=(-2, -1), keepdim=True) + 1e-7)
+    if steps == 0:
+        return X
+    X = X.reshape(-1, *S.shape[-2:])
+    iterate = _direct if S.shape[-1] <= 2 * S.shape[-2] else _by_gram
+    return iterate(X, steps, *coefficients).reshape(S.shape)
+
+
+class _Direct(OwnBackward):
+    """X <- aX + BX, B = bA + cA^2, A = XX^T, and its backward with A and B symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, steps: int, *coefficients: float) -> Tensor:
+        (a, b, c), kept = coefficients, []
+        for _ in range(steps):
+            A = torch.bmm(X, X.mT)
+            B = torch.baddbmm(A, A, A, beta=b, alpha=c)
+            kept += [X, A, B]
+            X = torch.baddbmm(X, B, X, beta=a)
+        ctx.coefficients = coefficients
+        ctx.save_for_backward(*kept)
+        return X
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dX: Tensor) -> tuple[Tensor | None, ...]:
+        (a, b, c), kept = ctx.coefficients, ctx.saved_tensors
+        for i in reversed(range(0, len(kept), 3)):
+            X, A, B = kept[i : i + 3]
+            dB = torch.bmm(dX, X.mT)
+            dB = dB + dB.mT
+            dA = torch.baddbmm(dB, A, dB, beta=b / 2, alpha=c)
+            dX = torch.baddbmm(dX, B, dX, beta=a).baddbmm_(dA + dA.mT, X)
+        return dX, *(None,) * 4
+
+
+def _direct(X: Tensor, steps: int, *coefficients: float) -> Tensor:
+    made: Tensor = _Direct.run(X, steps, *coefficients)
+    return made
+
+
+def _by_gram(X: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:
+    """Q with NS_k(X) = Q X, from A = X X^T. Q and A commute, so A <- P A P follows X <- P X."""
+    A = torch.bmm(X, X.mT)
+    Q = None
+    for step in range(steps):
+        P = torch.baddbmm(A, A, A, beta=b, alpha=c)  # without the a on its diagonal
+        Q = P if Q is None else torch.baddbmm(Q, P, Q, beta=a)
+        if step == 0:
+            Q = P + a * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+        if step + 1 < steps:
+            half = torch.baddbmm(A, P, A, beta=a)
+            A = torch.baddbmm(half, half, P, beta=a)
+    assert Q is not None
+    return torch.bmm(Q, X)
+
+
+def orthogonal(optimizer: Optimizer, S: list[Tensor]) -> list[Tensor]:
+    """NS of every matrix; those of one shape, up to transposition, in a single batch."""
+    flat = [s if s.shape[-2] <= s.shape[-1] else s.mT for s in S]
+    if len(S) == 1 or len({s.shape for s in flat}) > 1:
+        return [optimizer.orthogonalize(s) for s in S]
+    made = optimizer.orthogonalize(torch.stack(flat)).unbind(0)
+    return [n if n.shape == s.shape else n.mT for n, s in zip(made, S, strict=True)]
+
+
+# ---- the tokens of a block that step -------------------------------------------------------------
+
+
+Found = Callable[[int, int, Tensor], Tensor]
+
+
+class Steps(Protocol):
+    """The tokens of a block of m at which Muon steps, s of them.
+
+    rows: x [g, m, ..] there. number: how many steps a token has behind it, its own included.
+    since: what is left at a token of the last step before it, or of the block's start, from what
+    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: every query with
+    the matrix of the last step before it, through `found(begin, end, matrix)`. last: whether the
+    last token steps in all rows.
+    """
+
+    def __len__(self) -> int: ...
+    def last(self, m: int) -> bool: ...
+    def rows(self, x: Tensor) -> Tensor: ...
+    def number(self, m: int, device: torch.device) -> Tensor: ...
+    def since(self, A: Tensor, columns: Tensor) -> Tensor: ...
+    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Alike:
+    """The same tokens in all rows."""
+
+    at: range
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def last(self, m: int) -> bool:
+        return m - 1 in self.at
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x[:, self.at.start :: self.at.step]
+
+    def number(self, m: int, device: torch.device) -> Tensor:
+        place = torch.arange(m, device=device) - self.at.start
+        return ((place + self.at.step).clamp(min=0) // self.at.step)[None]
+
+    def since(self, A: Tensor, columns: Tensor) -> Tensor:
+        cuts = [0, *self.at, A.shape[1]]
+        kept = [A, *columns.split(1, dim=2)] if self.at else [A]
+        parts = [x[:, begin:end] for x, (begin, end) in zip(kept, pairwise(cuts), strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
+        runs = zip(pairwise([0, *self.at, m]), stepped, strict=True)
+        parts = [found(begin, end, w) for (begin, end), w in runs if begin < end]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Rows differ: at [g, s], behind the block where a row has fewer steps than others."""
+
+    at: Tensor
+
+    @staticmethod
+    def behind(place: Tensor, m: int, period: int) -> Apart:
+        """Of blocks whose first token stands at `place` [g] of its chunk."""
+        later = torch.arange(0, m, period, device=place.device)
+        return Apart((-place - 1).remainder(period)[:, None] + later)
+
+    def __len__(self) -> int:
+        return self.at.shape[1]
+
+    def last(self, m: int) -> bool:
+        return False
+
+    def rows(self, x: Tensor) -> Tensor:
+        index = self.at.clamp(max=x.shape[1] - 1).view(*self.at.shape, *(1,) * (x.dim() - 2))
+        return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
+
+    def number(self, m: int, device: torch.device) -> Tensor:
+        return (torch.arange(m, device=device) >= self.at[..., None]).sum(1)
+
+    def since(self, A: Tensor, columns: Tensor) -> Tensor:
+        number = self.number(A.shape[1], A.device)
+        return torch.cat([A, columns], dim=2).gather(2, number[..., None])
+
+    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
+        z, number = found(0, m, stepped[0]), self.number(m, stepped[0].device)[..., None]
+        for n, w in enumerate(stepped[1:]):
+            z = torch.where(number > n, found(0, m, w), z)
+        return z
+
+
+Optimizer = GradientDescent | Momentum | Muon | Implicit
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "gradient_descent": GradientDescent,
     "momentum": Momentum,

@@ -6,7 +6,7 @@ W_t = one step of the inner optimizer with g_t
 y_t = M(phi(q_t); W_t)                token t is written before it is read
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,35 +16,16 @@ from atlas_memory.memory.optimizers import TokenGates
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens
-from atlas_memory.memory.tree import Tensors
+from atlas_memory.memory.tree import Tensors, where
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """L, S at this token, and at the start of its chunk."""
 
     L: Tensors
     S: Tensors
     L_start: Tensors
     S_start: Tensors
-
-
-def _where(rows: Tensor, yes: Tensors, no: Tensors) -> Tensors:
-    return tuple(torch.where(rows[:, None, None, None], a, b) for a, b in zip(yes, no, strict=True))
-
-
-def _choose(rows: Tensor, yes: Memory, no: Memory) -> Memory:
-    return Memory(
-        *(
-            _where(rows, a, b)
-            for a, b in (
-                (yes.L, no.L),
-                (yes.S, no.S),
-                (yes.L_start, no.L_start),
-                (yes.S_start, no.S_start),
-            )
-        )
-    )
 
 
 def _window_gradient(
@@ -78,8 +59,8 @@ def _token_gates(spec: MemorySpec, tokens: Tokens, i: int, age: Tensor) -> Token
 def _read_token(spec: MemorySpec, memory: Memory, tokens: Tokens, i: int, age: Tensor) -> Memory:
     """One token: open a chunk where one begins, take the window's gradient, step."""
     begins = age % spec.rhythm == 0
-    L_start = _where(begins, memory.L, memory.L_start)
-    S_start = _where(begins, memory.S, memory.S_start)
+    L_start = where(begins, memory.L, memory.L_start)
+    S_start = where(begins, memory.S, memory.S_start)
     gates = _token_gates(spec, tokens, i, age)
     W = tuple(spec.retention.weights(w) for w in L_start)
     if spec.decays_first:
@@ -104,13 +85,14 @@ def memorize_recurrent(
     for i in tokens.indices():
         age, active, starts = tokens.age(i), tokens.active(i), tokens.starts_at(i)
         if starts is not None:
-            memory = _choose(starts & active, fresh, memory)
-        memory = _choose(active, _read_token(spec, memory, tokens, i, age), memory)
+            memory = Memory(*where(starts & active, fresh, memory))
+        read = _read_token(spec, memory, tokens, i, age)
+        memory = Memory(*where(active, read, memory))
         if i >= tokens.recent:
             outputs.append(_answer(spec, memory, tokens, i))
     ended = tokens.end_offset() == 0
-    start = _where(ended, memory.L, memory.L_start)
-    start_momentum = _where(ended, memory.S, memory.S_start)
+    start = where(ended, memory.L, memory.L_start)
+    start_momentum = where(ended, memory.S, memory.S_start)
     y = torch.cat(outputs, dim=2) if outputs else tokens.values[:, :, tokens.recent :]
     return y, start, start_momentum
 
@@ -127,5 +109,5 @@ def replay(state: MemoryState) -> tuple[Tensors, Tensors]:
     memory = Memory(state.start, state.start_momentum, state.start, state.start_momentum)
     for i in tokens.indices():
         read = _read_token(spec, memory, tokens, i, tokens.age(i))
-        memory = _choose(tokens.active(i), read, memory)
+        memory = Memory(*where(tokens.active(i), read, memory))
     return memory.L, memory.S

@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 
 from atlas_memory.layers.kv_cache import KVCache
 from atlas_memory.layers.rows import Rows, document_ids, next_position
-from atlas_memory.memory.layout import age_of_tokens
+from atlas_memory.memory.tokens import age_of_tokens
 from atlas_memory.memory.tree import State
 from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.window import (

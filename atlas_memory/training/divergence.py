@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atlas_memory.layers.projections import GateProjections
+from atlas_memory.layers.gates import GateProjections
 from atlas_memory.memory import Gates
 
 

@@ -21,7 +21,7 @@ from atlas_memory.experiments.online_learning import (
     learner,
 )
 from atlas_memory.experiments.runner import order
-from atlas_memory.memory.newton_schulz import newton_schulz
+from atlas_memory.memory.optimizers import newton_schulz
 
 SIZES = Sizes(length=300, dim=12, rank=3, window=40)
 

@@ -35,8 +35,8 @@ def test_surprise_is_the_loss_of_every_variant(variant):
 @pytest.mark.parametrize("variant", ["titans", "atlas", "atlas_mac", "gla", "retnet", "deltanet"])
 def test_gates_are_those_of_the_layers_inputs(variant):
     """Recomputed from what each layer reads, by the layer's own projections, in one go."""
+    from atlas_memory.layers.gates import largest_step
     from atlas_memory.layers.memory_layer import MemoryLayer
-    from atlas_memory.layers.step_size import largest_step
 
     model = shared(variant)
     ids = text(model, 1, TIME)[0]

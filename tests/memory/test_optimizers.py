@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import atlas_memory as am
-from atlas_memory.memory.newton_schulz import newton_schulz
+from atlas_memory.memory.optimizers import newton_schulz
 from tests import oracles
 from tests.memory.cases import draw, package
 from tests.memory.grid import BIASES, matrix

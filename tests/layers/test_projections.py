@@ -1,10 +1,10 @@
-"""The short convolution: causal, cut anywhere, ragged, packed."""
+"""The short convolution: causal, cut anywhere, ragged, packed; and RMSNorm against torch's own."""
 
 import pytest
 import torch
 from streams import rows, stream
 
-from atlas_memory.layers.short_conv import ShortConv
+from atlas_memory.layers.projections import RMSNorm, ShortConv
 
 
 @pytest.fixture
@@ -64,3 +64,18 @@ def test_ragged_rows_with_documents(conv):
 def test_size_must_be_a_window():
     with pytest.raises(ValueError, match="size >= 2, got 1"):
         ShortConv(4, size=1)
+
+
+def test_the_norm_is_that_of_torch():
+    norm = RMSNorm(8, eps=1e-6).double()
+    norm.weight.data.normal_()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    expected = torch.nn.functional.rms_norm(x, (8,), norm.weight, eps=1e-6)
+    torch.testing.assert_close(norm(x), expected)
+
+
+def test_bfloat16_is_normalized_in_float32():
+    x = torch.full((1, 4096), 300.0, dtype=torch.bfloat16)
+    y = RMSNorm(4096).bfloat16()(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, torch.ones_like(x))

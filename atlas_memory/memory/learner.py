@@ -1,43 +1,147 @@
-"""How the hidden matrices of an online memory move inside a block, and what queries find there.
+"""What an online memory knows, and how its hidden matrices move inside a block.
 
     H_t = A_t H + (1 - A_t) H_0 + B_t R + sum_i C[t, i] d_i (x) x_i     descent and momentum
     H_t = A_t H + (1 - A_t) H_0 + sum_r E[t, r] NS_k(R_r)               Muon, r the tokens that step
     R_t = T_t R + sum_i P[t, i] d_i (x) x_i
 
 No weight enters the coefficients, nor what a query finds of H_0: both are made before the scan.
+`online.py` has the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.chunkwise import (
+from atlas_memory.memory.architectures import Tape
+from atlas_memory.memory.feature_maps import Identity
+from atlas_memory.memory.graphs import OwnBackward
+from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
+    accumulate,
+    band,
     by_block,
     by_slot,
     coefficients,
+    decays,
     from_streams,
     in_streams,
     rows_at,
+    write_pairs,
 )
-from atlas_memory.memory.omega import band, decays
-from atlas_memory.memory.online import Learner
-from atlas_memory.memory.optimizers import Optimizer
-from atlas_memory.memory.pair_sum import write_pairs
-from atlas_memory.memory.per_token import accumulate, orthogonal
-from atlas_memory.memory.scan import Tensors
+from atlas_memory.memory.optimizers import Optimizer, Steps, orthogonal
 from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.state import MemoryState
+from atlas_memory.memory.tree import Tensors
+
+TINY = 1e-30  # at d = 0 the bound has no direction
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What an online memory knows behind a token, every part a tuple of [.., rows, columns].
+
+    W, S: the output matrix and its momentum (of Momentum alone). H, R: the hidden matrices and
+    their momentum. H_start: at the chunk's start. d: of the last c - 1 pairs, per hidden matrix.
+    """
+
+    W: Tensors
+    S: Tensors
+    H: Tensors
+    R: Tensors
+    H_start: Tensors
+    d: Tensors
+
+    def flat(self) -> Tensors:
+        return tuple(x for field in fields(self) for x in getattr(self, field.name))
+
+    def like(self, tensors: Tensors) -> Learner:
+        """The same parts with other tensors, in the order of `flat`."""
+        rest = iter(tensors)
+        return Learner(*(tuple(next(rest) for _ in getattr(self, f.name)) for f in fields(self)))
+
+
+def of_state(state: MemoryState) -> Learner:
+    W, *H_start = state.start
+    own = 1 if state.spec.optimizer.heavy else 0
+    S, R = state.start_momentum[:own], state.start_momentum[own:]
+    return Learner((W,), S, state.hidden, R, tuple(H_start), state.recent)
+
+
+def to_state(state: MemoryState, now: Learner) -> MemoryState:
+    start, momentum = (*now.W, *now.H_start), (*now.S, *now.R)
+    return replace(state, start=start, start_momentum=momentum, hidden=now.H, recent=now.d)
+
+
+def newborn(spec: MemorySpec, initial: Tensors) -> Learner:
+    """A memory that has read nothing, from its first matrices."""
+    W, *H = initial
+    matrices, lead = tuple(H), W.shape[:-2]
+    zeros = tuple(torch.zeros_like(w) for w in initial)
+    back = spec.window - 1
+    return Learner(
+        W=(W,),
+        S=zeros[:1] if spec.optimizer.heavy else (),
+        H=matrices,
+        R=zeros[1:] if spec.optimizer.momentum else (),
+        H_start=matrices,
+        d=tuple(w.new_zeros(*lead, back, w.shape[-2]) for w in H) if back else (),
+    )
+
+
+def error(spec: MemorySpec, keys: Tensor, values: Tensor) -> Tensor:
+    """What is left to say of a pair where the output matrix says nothing: v - r(k), or v."""
+    residual = spec.architecture.residual and not spec.bias.hebbian
+    return values - keys if residual else values
+
+
+def features(
+    spec: MemorySpec, keys: Tensor, queries: Tensor, constants: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """phi of keys [.., n, d] and queries [.., m, d], in one go."""
+    if isinstance(spec.features, Identity):
+        return keys, queries
+    both = spec.features(torch.cat([keys, queries], dim=-2), constants)
+    phi_k, phi_q = both.tensor_split([keys.shape[-2]], dim=-2)
+    return phi_k, phi_q
+
+
+def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:
+    """d of every hidden matrix from W~^T e: never longer than 1, whatever W has become."""
+    found = spec.architecture.back(tape, dh)
+    bounded: Tensors = tuple(_Bounded.run(d) for d in found)
+    return tuple(d.detach() for d in bounded) if spec.stop_gradient else bounded
+
+
+class _Bounded(OwnBackward):
+    """d / (1 + ||d||)."""
+
+    @staticmethod
+    def forward(ctx: Any, d: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
+        bounded = d / (1 + norm)
+        ctx.save_for_backward(bounded, norm)
+        return bounded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, w: Tensor) -> Tensor:
+        bounded, norm = ctx.saved_tensors
+        along = (bounded * w).sum(dim=-1, keepdim=True).div_(norm.clamp(min=TINY))
+        return (w / (1 + norm)).addcmul_(bounded, along, value=-1)
+
+
+# ---- hidden matrices -----------------------------------------------------------------------------
+
 
 FEW = 4
 Written = tuple[tuple[Tensor, Tensor], ...]  # (d, x) of every hidden matrix
-Found = Callable[[int, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,91 +160,6 @@ class Hidden(Protocol):
     def move(
         self, now: Learner, first: Tensors, asked: Tensors, pairs: Written, count: Tensor | None
     ) -> Moved: ...
-
-
-class Steps(Protocol):
-    """The tokens of a block of m at which Muon steps, s of them.
-
-    rows: x [g, m, ..] there. number: how many steps a token has behind it, its own included.
-    since: what is left at a token of the last step before it, or of the block's start, from what
-    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: every query with
-    the matrix of the last step before it, through `found(begin, end, matrix)`. last: whether the
-    last token steps in all rows.
-    """
-
-    def __len__(self) -> int: ...
-    def last(self, m: int) -> bool: ...
-    def rows(self, x: Tensor) -> Tensor: ...
-    def number(self, m: int, device: torch.device) -> Tensor: ...
-    def since(self, A: Tensor, columns: Tensor) -> Tensor: ...
-    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Alike:
-    """The same tokens in all rows."""
-
-    at: range
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def last(self, m: int) -> bool:
-        return m - 1 in self.at
-
-    def rows(self, x: Tensor) -> Tensor:
-        return x[:, self.at.start :: self.at.step]
-
-    def number(self, m: int, device: torch.device) -> Tensor:
-        place = torch.arange(m, device=device) - self.at.start
-        return ((place + self.at.step).clamp(min=0) // self.at.step)[None]
-
-    def since(self, A: Tensor, columns: Tensor) -> Tensor:
-        cuts = [0, *self.at, A.shape[1]]
-        kept = [A, *columns.split(1, dim=2)] if self.at else [A]
-        parts = [x[:, begin:end] for x, (begin, end) in zip(kept, pairwise(cuts), strict=True)]
-        return torch.cat(parts, dim=1)
-
-    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
-        runs = zip(pairwise([0, *self.at, m]), stepped, strict=True)
-        parts = [found(begin, end, w) for (begin, end), w in runs if begin < end]
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Rows differ: at [g, s], behind the block where a row has fewer steps than others."""
-
-    at: Tensor
-
-    @staticmethod
-    def behind(place: Tensor, m: int, period: int) -> Apart:
-        """Of blocks whose first token stands at `place` [g] of its chunk."""
-        later = torch.arange(0, m, period, device=place.device)
-        return Apart((-place - 1).remainder(period)[:, None] + later)
-
-    def __len__(self) -> int:
-        return self.at.shape[1]
-
-    def last(self, m: int) -> bool:
-        return False
-
-    def rows(self, x: Tensor) -> Tensor:
-        index = self.at.clamp(max=x.shape[1] - 1).view(*self.at.shape, *(1,) * (x.dim() - 2))
-        return x.gather(1, index.expand(-1, -1, *x.shape[2:]))
-
-    def number(self, m: int, device: torch.device) -> Tensor:
-        return (torch.arange(m, device=device) >= self.at[..., None]).sum(1)
-
-    def since(self, A: Tensor, columns: Tensor) -> Tensor:
-        number = self.number(A.shape[1], A.device)
-        return torch.cat([A, columns], dim=2).gather(2, number[..., None])
-
-    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
-        z, number = found(0, m, stepped[0]), self.number(m, stepped[0].device)[..., None]
-        for n, w in enumerate(stepped[1:]):
-            z = torch.where(number > n, found(0, m, w), z)
-        return z
 
 
 def hoist_hidden(
@@ -203,9 +222,6 @@ def _left(first: Tensor, H: Tensor, share: Tensor, forgets: bool) -> Tensor:
     return torch.lerp(first, H, share) if forgets else H
 
 
-# ---- gradient descent and momentum ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Summed:
     coefficients: Coefficients
@@ -240,9 +256,6 @@ class Summed:
         parts = zip(now.R, pairs, strict=True) if now.R else ()
         R = tuple(PairSum(r, r, p, c).end_momentum() for r, p in parts)
         return tuple(H), R
-
-
-# ---- Muon ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
