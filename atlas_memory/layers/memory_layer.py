@@ -65,6 +65,7 @@ class MemoryLayer(nn.Module):
         *,
         designed_heads: str = "half",
         admission: bool = False,
+        floor: float = 1e-6,
     ) -> None:
         super().__init__()
         _require_bounded(spec, admission)
@@ -73,7 +74,7 @@ class MemoryLayer(nn.Module):
         self.projections = Projections(dim, heads, designed_heads)
         self.gates = GateProjections(dim, heads, spec)
         self.write_gate = WriteGate(dim, heads) if admission else None
-        self.read_out = ReadOut(dim, heads)
+        self.read_out = ReadOut(dim, heads, floor)
         shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *s)) for s in shapes)
         self.log_coefficients: nn.Parameter | None = None

@@ -82,11 +82,14 @@ def unit(x: Tensor) -> Tensor:
 
 
 class ReadOut(nn.Module):
-    """RMS norm of every head's answer, SiLU gate from the token, output projection."""
+    """RMS norm of every head's answer, SiLU gate from the token, output projection.
 
-    def __init__(self, dim: int, heads: int) -> None:
+    floor: mean squares far below it stay small instead of being brought to 1.
+    """
+
+    def __init__(self, dim: int, heads: int, floor: float = 1e-6) -> None:
         super().__init__()
-        self.norm = RMSNorm(require_heads(dim, heads))
+        self.norm = RMSNorm(require_heads(dim, heads), floor)
         self.gate_proj = nn.Linear(dim, dim, bias=False)
         self.out_proj = nn.Linear(dim, dim, bias=False)
 

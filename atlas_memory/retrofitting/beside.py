@@ -16,13 +16,17 @@ MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class MemoryBeside(nn.Module):
-    """y = attention(x) + gate * memory(x), a gate for every channel, 0 at first."""
+    """y = attention(x) + gate * memory(x), a gate for every channel, 0 at first.
+
+    A memory beside attention is often asked for what it never read, and must then be able to say
+    nothing: answers shorter than the values it wrote, which have length 1, stay short.
+    """
 
     def __init__(self, attention: Any, dim: int, heads: int, spec: MemorySpec) -> None:
         super().__init__()
         self.attention = attention
         self.layer: int = attention.layer_idx
-        self.memory = MemoryLayer(dim, heads, spec)
+        self.memory = MemoryLayer(dim, heads, spec, floor=heads / dim)
         self.gate = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 

@@ -22,7 +22,7 @@ from atlas_memory.retrofitting.config import RetrofitConfig
 from atlas_memory.retrofitting.families import FAMILIES, require_llama_like
 from atlas_memory.retrofitting.model import RetrofittedForCausalLM
 
-LARGEST_HEAD = 64  # of a memory, whose weights and state grow with its square
+LARGEST_HEAD = 64  # of a memory, whose state grows with its square, on phi_2 with its cube
 PROBE = 12  # tokens on which base and retrofitted model must agree
 
 
@@ -90,12 +90,16 @@ def retrofit_config(
 
 
 def head_size(base: Any, largest: int) -> int:
-    """Channels of a memory's head: an attention's head, cut into parts of at most `largest`."""
+    """Channels of a memory's head: an attention's head, cut into parts of at most `largest`.
+
+    Whoever allows more than the usual size wants it to hold more: then what divides the width.
+    """
     dim, heads = base.hidden_size, base.num_attention_heads
     width = getattr(base, "head_dim", None) or dim // heads
     if largest < 1:
         raise ValueError(f"head={largest}: a memory's head has at least 1 channel")
-    part = max(d for d in range(1, largest + 1) if width % d == 0)
+    whole = dim if largest > max(width, LARGEST_HEAD) else width
+    part = max(d for d in range(1, largest + 1) if whole % d == 0)
     if dim % part:
         raise ValueError(
             f"{base.model_type} cannot be retrofitted: its width {dim} is no multiple of {part}, "

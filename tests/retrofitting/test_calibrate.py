@@ -66,3 +66,18 @@ def test_an_open_gate_recalls_what_the_window_has_lost() -> None:
     for _, part in ours.memories():
         part.gate.data.fill_(1.0)
     assert right() > 0.5
+
+
+def test_what_was_never_read_is_answered_with_little() -> None:
+    """A memory that always answers as loudly would talk into every text that holds nothing new."""
+    ours = model()
+    calibrate(ours, texts(16, 256))
+    memory = ours.memories()[0][1].memory
+    known, other = texts(1, PERIOD)[0], texts(2, PERIOD)[1]
+    heard: list[torch.Tensor] = []
+    memory.read_out.norm.register_forward_hook(lambda _, __, y: heard.append(y[:, PERIOD:]))
+    with torch.no_grad():
+        for second in (known, other):
+            ours(torch.cat([known, second])[None])
+    loud, quiet = (float(y.square().mean()) for y in heard)
+    assert loud > 1.3 * quiet

@@ -4,9 +4,16 @@ import pytest
 import torch
 from bases import FAMILIES, base, retrofitted
 from models import logits, text
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+)
 
 import atlas_memory as am
+from atlas_memory.retrofitting.build import head_size
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -71,6 +78,23 @@ def test_the_memory_starts_from_the_attention(family):
         chosen = head * queries.shape[0] // heads
         assert torch.equal(ours[head], queries[chosen])
         assert torch.equal(theirs[head], keys[chosen // group])
+
+
+@pytest.mark.parametrize(("largest", "size"), [(8, 8), (64, 64), (72, 72), (200, 192)])
+def test_the_largest_head_of_a_memory(largest, size):
+    """Parts of the base's heads of 64, or more than one of them: what divides a width of 576."""
+    shape = {"hidden_size": 576, "num_attention_heads": 9, "head_dim": 64}
+    assert head_size(LlamaConfig(**shape), largest) == size
+
+
+def test_a_large_head_starts_as_the_base_too():
+    plain = base("llama")
+    dim = plain.config.hidden_size
+    heads = am.retrofit(plain, layers=(1,), head=8 * dim).config.heads
+    assert heads == 1
+    new = am.retrofit(plain, layers=(1,), window=24, head=8 * dim)
+    ids = text(new, 2, 24)
+    assert torch.equal(logits(new, ids), logits(plain, ids))
 
 
 def test_the_base_comes_back():
