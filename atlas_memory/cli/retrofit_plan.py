@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from atlas_memory.blocks import Memory, Width
 from atlas_memory.cli.costs import mixing, state_bytes
+from atlas_memory.memory.linear import block_size
 
 if TYPE_CHECKING:
     from atlas_memory.retrofitting.config import RetrofitConfig
     from atlas_memory.training.recipe import Recipe
 
 CONTEXTS = {"4K": 4_096, "32K": 32_768, "1M": 1_048_576}
-HALF, STATE = 2, 16  # bytes of a frozen parameter, and of one with its gradient and Adam's averages
+STATE = 16  # bytes of a parameter that is trained, with its gradient and Adam's averages
 SHARE = 0.3  # of the speed of a large matrix product, which a training step reaches
 
 
@@ -43,6 +44,7 @@ def added(config: RetrofitConfig) -> dict[str, Any]:
 def retrofit_plan(config: RetrofitConfig, recipe: Recipe | None = None) -> dict[str, Any]:
     """Memory and time of a training run; without a recipe, of 100 million tokens, 4,096 at once."""
     length, tokens, train, at_once = _amounts(recipe)
+    size = 4 if recipe is not None and recipe.train.precision == "float32" else 2
     counts = _counts(config)
     from atlas_memory.training.retrofit import TRAINED
 
@@ -53,8 +55,8 @@ def retrofit_plan(config: RetrofitConfig, recipe: Recipe | None = None) -> dict[
     return {
         **added(config),
         "trained parameters": trained,
-        "memory of weights, gradients and Adam": _size(HALF * frozen + STATE * trained),
-        "memory of activations, about": _size(at_once * _activations(config, train)),
+        "memory of weights, gradients and Adam": _size(size * frozen + STATE * trained),
+        "memory of activations, about": _size(at_once * _activations(config, train, size)),
         "tokens": tokens,
         "FLOPs per token": flops,
         "FLOPs": f"{flops * tokens:.3g}",
@@ -101,16 +103,20 @@ def _flops(config: RetrofitConfig, counts: dict[str, int], train: str, length: i
     return round(2 * (whole + above * whole + learned))
 
 
-def _activations(config: RetrofitConfig, train: str) -> int:
-    """Bytes that a token leaves for the backward pass above the first memory, and its logits."""
+def _activations(config: RetrofitConfig, train: str, size: int) -> int:
+    """Bytes that a token leaves for the backward pass above the first memory, and its logits.
+
+    size: bytes of a number of the base. A memory keeps its matrices at the end of every block.
+    """
     depth, inner = config.num_hidden_layers or 1, config.intermediate_size or 4 * config.width
     layers = depth if train != "memory" else depth - min(config.layers or [0])
     spec, head = config.memory_spec, config.width // config.heads
     shapes = spec.architecture.shapes(spec.features.dim(head), head)
-    ends = 8 * config.heads * sum(out * into for out, into in shapes) // spec.chunk
+    block = block_size(spec) if spec.linear else spec.chunk
+    ends = 8 * config.heads * sum(out * into for out, into in shapes) // block
     memories = len(config.layers or []) * ends
     return (
-        HALF * layers * (16 * config.width + 4 * inner) + memories + 12 * (config.vocab_size or 0)
+        size * layers * (16 * config.width + 4 * inner) + memories + 12 * (config.vocab_size or 0)
     )
 
 
@@ -118,7 +124,7 @@ def _key_value_bytes(base: Any) -> int:
     """Of one token in bfloat16, all layers."""
     width = getattr(base, "head_dim", None) or base.hidden_size // base.num_attention_heads
     heads = getattr(base, "num_key_value_heads", None) or base.num_attention_heads
-    return HALF * 2 * int(heads * width) * int(base.num_hidden_layers)
+    return 2 * 2 * int(heads * width) * int(base.num_hidden_layers)
 
 
 def _width(config: RetrofitConfig) -> Width:

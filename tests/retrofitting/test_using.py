@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import atlas_memory as am
 from atlas_memory.cli.main import main
+from atlas_memory.cli.retrofit_plan import retrofit_plan
 from atlas_memory.data.tokenizer import load_tokenizer
 from atlas_memory.reading.loading import load_run
+from atlas_memory.retrofitting.build import retrofit_config
 
 
 @pytest.fixture
@@ -127,6 +129,17 @@ def test_dry_runs_read_no_weights(folder, run, capsys):
         shown = json.loads(capsys.readouterr().out)
         assert shown["parameters of the base"] == count
         assert shown["hours on this machine, about"] >= 0
+
+
+def test_a_plan_counts_the_matrices_that_are_kept():
+    """Those of a linear memory behind every 64 tokens: of one head of 16 instead of 4 of 4, 8 bytes
+    a number, 4,096 tokens.
+    """
+    plain, shown = base("llama").config, []
+    for head in (4, 72):
+        config = retrofit_config(plain, "gated_deltanet", (2,), head=head)
+        shown.append(float(retrofit_plan(config)["memory of activations, about"].split()[0]))
+    assert shown[1] - shown[0] == pytest.approx((256 - 64) * 8 * 4_096 / 64 / 1e6, abs=0.01)
 
 
 @pytest.mark.parametrize(
