@@ -1,7 +1,5 @@
 """Which parameters weight decay pulls towards zero: one rule for all that is trained here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn
