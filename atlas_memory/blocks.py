@@ -4,8 +4,6 @@ A model is a pattern of mixers repeated over its depth: (Memory(),) is a recurre
 (Mamba(), Attention(window=2048)) is Samba. Each choice is a frozen dataclass that builds itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
@@ -33,8 +31,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return y
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):

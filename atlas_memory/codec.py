@@ -4,8 +4,6 @@ A file names a state by its stable name in `NAMES`, never by where its class sta
 move or be renamed. Only what the table names is imported, whatever a file says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -13,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from atlas_memory.memory.spec import MemorySpec
+from atlas_memory.memory.spec import CHOICES, MemorySpec
 from atlas_memory.memory.tree import State, children
 
 NAMES = {
@@ -36,49 +34,10 @@ NAMES = {
     "retrofitted": "retrofitting.reading.RetrofittedState",
 }
 
-# Files of the first format name classes by their place at that time; choices by their class alone.
-FIRST_FORMAT = {
-    "memory.state.MemoryState": "memory",
-    "memory.omega.Gates": "gates",
-    "memory.state.KernelPast": "kernel",
-    "memory.state.OpenChunk": "open_chunk",
-    "memory.mesa.MesaState": "mesa",
-    "layers.memory_layer.MemoryLayerState": "memory_layer",
-    "layers.mesa_layer.MesaLayerState": "mesa_layer",
-    "layers.admission.AdmissionState": "admission",
-    "layers.short_conv.ConvState": "conv",
-    "layers.attention.AttentionState": "attention",
-    "layers.kv_cache.KVCache": "kv_cache",
-    "layers.hybrids.HybridState": "hybrid",
-    "layers.memory_as_context.ContextState": "context",
-    "layers.mamba.MambaState": "mamba",
-    "layers.mamba2.Mamba2State": "mamba2",
-    "retrofitting.window.WindowState": "window",
-    "retrofitting.reading.RetrofittedState": "retrofitted",
-}
+# Files of the first format name states and choices by their classes.
+FIRST_FORMAT = {place.rpartition(".")[2]: name for name, place in NAMES.items()}
 FIRST_FORMAT_CHOICES = {
-    "feature_maps.Identity": "identity",
-    "feature_maps.Polynomial": "polynomial",
-    "feature_maps.Elementwise": "elementwise",
-    "feature_maps.Sketch": "sketch",
-    "feature_maps.Exponential": "exponential",
-    "architectures.Matrix": "matrix",
-    "architectures.MLP": "mlp",
-    "architectures.GatedMLP": "gated_mlp",
-    "attentional_bias.DotProduct": "dot_product",
-    "attentional_bias.L2": "l2",
-    "attentional_bias.Lp": "lp",
-    "attentional_bias.Huber": "huber",
-    "optimizers.GradientDescent": "gradient_descent",
-    "optimizers.Momentum": "momentum",
-    "optimizers.Muon": "muon",
-    "optimizers.Implicit": "implicit",
-    "retention.NoRetention": "none",
-    "retention.FixedRetention": "fixed",
-    "retention.ScalarRetention": "scalar",
-    "retention.ChannelRetention": "channel",
-    "retention.SoftmaxRetention": "softmax",
-    "retention.LqRetention": "lq",
+    kind.__name__: name for known in CHOICES.values() for name, kind in known.items()
 }
 
 
@@ -138,8 +97,7 @@ def _kind(name: Any) -> type[State]:
     if name not in NAMES:
         raise ValueError(f"{name!r} is no state of atlas_memory; there are {', '.join(NAMES)}")
     module, _, kind = NAMES[name].rpartition(".")
-    found: type[State] = getattr(import_module(f"atlas_memory.{module}"), kind)
-    return found
+    return getattr(import_module(f"atlas_memory.{module}"), kind)
 
 
 def modern(plan: Any) -> Any:
@@ -148,13 +106,13 @@ def modern(plan: Any) -> Any:
         return [modern(item) for item in plan]
     if not isinstance(plan, dict) or "class" not in plan:
         return {key: modern(part) for key, part in plan.items()} if isinstance(plan, dict) else plan
-    place = ".".join(plan["class"]).removeprefix("atlas_memory.")
+    place, kind = ".".join(plan["class"]), plan["class"][-1]
     parts = {key: modern(part) for key, part in plan["fields"].items()}
-    if place == "memory.spec.MemorySpec":
+    if kind == "MemorySpec":
         return {"spec": parts}
-    if choice := FIRST_FORMAT_CHOICES.get(place.removeprefix("memory.")):
+    if choice := FIRST_FORMAT_CHOICES.get(kind):
         lists = {key: x["tuple"] if isinstance(x, dict) else x for key, x in parts.items()}
         return {"name": choice, **lists}
-    if place not in FIRST_FORMAT:
+    if kind not in FIRST_FORMAT:
         raise ValueError(f"{place} is no state of atlas_memory")
-    return {"state": FIRST_FORMAT[place], "fields": parts}
+    return {"state": FIRST_FORMAT[kind], "fields": parts}

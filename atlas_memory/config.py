@@ -1,7 +1,5 @@
 """AtlasConfig: a variant at a size, as the plain data that transformers saves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from copy import deepcopy

@@ -5,8 +5,6 @@ of definition (windows, chunks, features per size) stands in the first section.
 [Atlas Table 1] [Atlas Table 7]
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """Files and folders that are whole or not there, whatever happens while they are made."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -4,8 +4,6 @@
 # mypy: disable-error-code="no-untyped-call, untyped-decorator, no-any-return"
 # mypy: disable-error-code="arg-type, override, misc"
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

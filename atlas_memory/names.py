@@ -1,7 +1,5 @@
 """Words for a user's mistake: the names there are to choose from, without importing torch."""
 
-from __future__ import annotations
-
 import ast
 from difflib import get_close_matches
 from functools import cache

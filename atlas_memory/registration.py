@@ -4,8 +4,6 @@
 door: whoever imports the Auto classes imports our config and model with them, and these register.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module, util

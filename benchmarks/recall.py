@@ -118,7 +118,7 @@ def recall(model: nn.Module, seed: int) -> float:
 def run(row: str, seed: int, steps: int) -> Result:
     torch.manual_seed(seed)
     model, begin, passed, window = build(row), time.perf_counter(), None, []
-    groups = decay_groups(model, 0.1, "linear")
+    groups = decay_groups(model, 0.1)
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
     for step in range(steps):
         for group in optimizer.param_groups:

@@ -1,4 +1,8 @@
-"""What a type checker knows of the package; `make check` reads this file, nothing runs it."""
+"""What type checkers know of the package; nothing runs this file.
+
+mypy reads it in `make check`, pyright in `test_public_names.py`: of the names here, which are all
+public ones, the last alone is unknown to them.
+"""
 
 from typing import assert_type
 
@@ -18,4 +22,52 @@ def weights(state: am.MemoryState) -> tuple[Tensor, ...]:
     return state.weights
 
 
+print(
+    am.AtlasCache,
+    am.AtlasConfig,
+    am.AtlasForCausalLM,
+    am.AtlasModel,
+    am.ChannelRetention,
+    am.DotProduct,
+    am.Elementwise,
+    am.Exponential,
+    am.FixedRetention,
+    am.GatedMLP,
+    am.Gates,
+    am.GradientDescent,
+    am.Huber,
+    am.Identity,
+    am.Implicit,
+    am.L2,
+    am.Lp,
+    am.LqRetention,
+    am.MLP,
+    am.Matrix,
+    am.Memory,
+    am.MemoryLayer,
+    am.MemorySpec,
+    am.MemoryState,
+    am.MesaLayer,
+    am.MesaState,
+    am.Momentum,
+    am.Muon,
+    am.NoRetention,
+    am.Polynomial,
+    am.PrefixCache,
+    am.RetrofitConfig,
+    am.RetrofittedForCausalLM,
+    am.ScalarRetention,
+    am.Sketch,
+    am.SoftmaxRetention,
+    am.Trace,
+    am.base_of,
+    am.compile_chunks,
+    am.demo,
+    am.memorize,
+    am.mesa,
+    am.read,
+    am.retrofit,
+    am.trace,
+    am.variants,
+)
 print(am.nonsense)  # type: ignore[attr-defined]

@@ -5,8 +5,6 @@ of each kind, so it is the number that a cache reports. FLOPs are two per multip
 matrix products of one token's forward pass; elementwise work is left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """atlas data: fetch a corpus and keep it."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

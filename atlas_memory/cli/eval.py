@@ -1,7 +1,5 @@
 """atlas eval: a trained model on the paper's benchmarks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """atlas inspect: one page that shows what a model's memories did with a text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The command `atlas`: results on stdout, progress on stderr, 2 for a user's mistake."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

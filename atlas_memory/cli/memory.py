@@ -1,7 +1,5 @@
 """atlas memory: what a memory file holds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Options that several commands have, told in the same words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

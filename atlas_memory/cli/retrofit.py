@@ -1,7 +1,5 @@
 """atlas retrofit: give a pretrained model memories, and save it as a model of this package."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atlas_memory.cli.options import RUN, Device, Precision, Tokenizer
+from atlas_memory.names import suggest
 
 if TYPE_CHECKING:
     from atlas_memory.reading.loading import Loaded
@@ -26,8 +30,6 @@ PREFIXES = "Bytes of states for prompts that begin alike; 0: none."
 
 def _from_file(context: typer.Context, path: Path | None) -> Path | None:
     """Options of a file become the defaults."""
-    from atlas_memory.cli.serve_config import read_options
-
     if path is not None:
         known = [param.name for param in context.command.params if param.name]
         context.default_map = read_options(path, [name for name in known if name != "config"])
@@ -72,7 +74,6 @@ def run(
     _require_extra()
     if run_folder is None:
         raise ValueError("no RUN to serve; give a folder of `atlas train`, or `run` in --config")
-    from atlas_memory.cli.serve_config import size
     from atlas_memory.reading.loading import load_run, require_run
     from atlas_memory.reading.memory_head import require_memory_file
     from atlas_memory.serving.server.limits import Limits
@@ -156,3 +157,37 @@ def _access(host: str, token: str | None) -> Access:
     if token is not None and not (token and token.isascii() and token.isprintable()):
         raise ValueError("--token: give printable ASCII, at least one character")
     return Access(token, LOOPBACK if token is None and host in LOOPBACK else None)
+
+
+# ---- options from a file -------------------------------------------------------------------------
+
+
+UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+
+
+def size(option: str, text: str) -> int:
+    """Bytes of `512MB`, `1.5GB` or `0`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?B?)", text.strip().upper())
+    if found is None or found[2] not in UNITS:
+        raise ValueError(f"{option} {text!r} is no size; give a number with B, KB, MB, GB or TB")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def read_options(path: Path, known: Sequence[str]) -> dict[str, Any]:
+    """The table of a file by the names of the command's parameters; any other key is refused."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from error
+    names = {("run" if name == "run_folder" else name): name for name in known}
+    found = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in names:
+            raise ValueError(f"{path}: unknown option {key!r}; {suggest(name, list(names))}")
+        if isinstance(value, dict) or (isinstance(value, list) and name != "memory"):
+            raise ValueError(f"{path}: {key} = {value!r}: give a text or a number")
+        found[names[name]] = [value] if name == "memory" and isinstance(value, str) else value
+    return found

@@ -1,7 +1,5 @@
 """atlas tokenizer train: a byte-level BPE from a text of one's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

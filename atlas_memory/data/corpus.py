@@ -1,15 +1,14 @@
 """What `--data` names: files, a corpus we can fetch, or a data set of the hub, in two splits."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from atlas_memory.data.documents import Files, by_split, find_files
+from atlas_memory.data.documents import Document, Files, by_split, find_files
 from atlas_memory.data.enwik8 import enwik8
-from atlas_memory.data.hub import HubDataset, may_be_hub_name
 from atlas_memory.data.token_cache import Source, Tokens, cached_tokens
 from atlas_memory.data.tokenizer import Tokenizer
+from atlas_memory.names import reason, suggest
 
 
 @dataclass(frozen=True)
@@ -68,3 +67,53 @@ def require_length(tokens: Tokens, length: int, what: str) -> None:
             f"the {what} text has {len(tokens.ids)} tokens and data.length is {length}; "
             "give more text or a shorter length"
         )
+
+
+# ---- data sets of the hub ------------------------------------------------------------------------
+
+
+NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
+FILE_ENDINGS = (".txt", ".gz", ".json", ".jsonl", ".parquet", ".md", ".csv", ".toml")
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """`owner/name` or `owner/name:configuration`, one split of it."""
+
+    name: str
+    split: str = "train"
+    field: str = "text"
+
+    def documents(self) -> Iterator[Document]:
+        for record in self._open():
+            text = record.get(self.field)
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{self.name} has no text in {self.field!r}; "
+                    f"{suggest(self.field, list(record))}"
+                )
+            if text:
+                yield [text.encode()]
+
+    def fingerprint(self) -> list[list[str]]:
+        return [[self.name, self.split, self.field]]
+
+    def _open(self) -> Iterator[dict[str, object]]:
+        from datasets import load_dataset
+
+        name, _, config = self.name.partition(":")
+        try:
+            yield from load_dataset(name, config or None, split=self.split, streaming=True)
+        except ValueError:
+            raise
+        except Exception as error:
+            # Whatever the network, the hub or a data set's files throw, the user made a name.
+            raise ValueError(
+                f"{self.name} is no file or folder here, and no data set of that name could be "
+                f"opened: {reason(error)}"
+            ) from error
+
+
+def may_be_hub_name(source: str) -> bool:
+    """Whether `source` could name a data set rather than a file that is missing."""
+    return bool(NAME.fullmatch(source)) and not source.lower().endswith(FILE_ENDINGS)

@@ -3,8 +3,6 @@
 A document is an iterator over pieces of UTF-8 bytes, so that a file of any size can be read.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 It is fetched from the first source that answers, checked by its hash, and kept.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -3,8 +3,6 @@
 Both are functions of n and the seed, as all windows are: a run that goes on reads the same ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tokenizers: bytes, a byte-level BPE of our own, or any of Hugging Face."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

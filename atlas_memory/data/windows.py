@@ -3,8 +3,6 @@
 There is no position to remember and none to replay: to go on after n examples, ask for the n-th.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -9,8 +9,6 @@ The model and a sliding-window model beside it are part of the package: models.s
 models.json with their configs and the settings that they were trained with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from atlas_memory.demo.problems import checked, drawn, own

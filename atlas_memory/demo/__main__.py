@@ -3,8 +3,6 @@
 The server starts it, so that a demo holds up nobody's answers and ends when nobody listens.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -2,8 +2,6 @@
 configs and settings.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from importlib.resources import files

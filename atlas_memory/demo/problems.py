@@ -1,7 +1,5 @@
 """Who went where: problems of bAbI's first task, drawn, or in the user's own words."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

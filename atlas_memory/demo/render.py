@@ -1,7 +1,5 @@
 """The picture of a demo as one self-contained page without a script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """What a demo found, as plain values."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/demo: the demo over HTTP, in a process of its own, as server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """The words that facts are hidden between: Python's own manual, or a text of the user's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

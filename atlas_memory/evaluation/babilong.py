@@ -1,7 +1,5 @@
 """A language model on BABILong, by its prompts: `atlas eval RUN --task babilong`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

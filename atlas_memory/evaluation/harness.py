@@ -111,8 +111,7 @@ def prefix(tokenizer: Tokenizer) -> int:
     """The id in front of every document: the end of the one before."""
     if tokenizer.end is not None:
         return tokenizer.end
-    newline: int = tokenizer.fast.encode("\n", add_special_tokens=False)[0]
-    return newline
+    return tokenizer.fast.encode("\n", add_special_tokens=False)[0]
 
 
 def _require_lm_eval() -> None:

@@ -9,8 +9,6 @@ A line holds either the columns of the data set on the hub, or one of three plai
 Both become the same columns, so lm-eval builds the very prompt that it builds from the hub.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Read texts of any length, side by side, in constant memory, and ask about them afterwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,8 +93,7 @@ def _continue(
         out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache, ids = out.past_key_values, out.logits[:, -1:].argmax(dim=-1)
         said.append(ids)
-    plain: list[list[int]] = torch.cat(said, dim=1).tolist()
-    return plain
+    return torch.cat(said, dim=1).tolist()
 
 
 @dataclass(frozen=True)

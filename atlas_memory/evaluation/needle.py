@@ -1,7 +1,5 @@
 """A language model on RULER's single needles, by its prompts: `atlas eval RUN --task niah`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -129,8 +129,7 @@ def cut(text: str, needles: Sequence[str], tokenizer: Tokenizer) -> str:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.fast.encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer.fast.encode(text, add_special_tokens=False)
 
 
 def contains(text: str, answers: Sequence[str]) -> bool:

@@ -97,8 +97,7 @@ def _long(loaded: Loaded, name: str, options: Options, say: Say) -> Figures:
     asked = {"samples": options.limit, "lengths": lengths, "corpus": options.corpus}
     settings = {key: value for key, value in asked.items() if value is not None}
     plan = {**settings, "batch": options.batch}
-    figures: Figures = module.evaluate(loaded.model, loaded.tokenizer, plan, say)
-    return figures
+    return module.evaluate(loaded.model, loaded.tokenizer, plan, say)
 
 
 def _reread(loaded: Loaded, options: Options, say: Say) -> Figures:

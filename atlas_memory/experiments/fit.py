@@ -81,8 +81,8 @@ def fit(
     steps: int,
     learning_rate: float,
     weight_decay: float = 0.0,
+    groups: list[dict[str, Any]] | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
-    decayed: str = "linear",
     schedule: str = "cosine",
     warmup: int = 0,
     final: float = 0.0,
@@ -98,11 +98,12 @@ def fit(
 
     evaluate() gives figures every `every` steps and at the end; the fit ends early when its
     "accuracy" reaches `stop_at`, and when the loss is not finite. With a `folder` it is kept on
-    disk and goes on from there. `decayed`: a rule of `weight_decay.py`.
+    disk and goes on from there. Weights decay by the rule
+    of `weight_decay.py`, unless the parameters come in `groups` of their own.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; choose from: {', '.join(SCHEDULES)}")
-    groups = decay_groups(model, weight_decay, decayed)
+    groups = groups or decay_groups(model, weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
     kept = _Checkpoint(folder, model, optimizer)
     fitted = kept.load()

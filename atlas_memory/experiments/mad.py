@@ -130,8 +130,8 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         _batches(train, cell.batch, cell.seed),
         steps=per_epoch * cell.epochs,
         learning_rate=cell.rate,
-        weight_decay=cell.decay,
-        decayed="all",
+        # as in MAD's own code, where everything decays
+        groups=[{"params": list(model.parameters()), "weight_decay": cell.decay}],
         betas=(0.9, 0.999),
         schedule=cell.schedule,
         final=1e-6,

@@ -1,7 +1,5 @@
 """A trace as one self-contained page: the text, the gates, the norms, all without a network."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

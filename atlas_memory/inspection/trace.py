@@ -8,8 +8,6 @@ same function as reading it at once, so the memories can be looked at between tw
 # torch's modules give Tensor | Module for a child, and transformers is typed in parts.
 # mypy: disable-error-code="union-attr, no-untyped-call"
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

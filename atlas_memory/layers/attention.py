@@ -1,7 +1,5 @@
 """Softmax attention with rotary positions, over everything or over a window. [Atlas Table 1]"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

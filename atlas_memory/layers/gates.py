@@ -27,8 +27,6 @@ Muon steps every `period` tokens. The step is the mean of mu over the tokens sin
 that it does not matter on which of them it falls.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """Memory beside attention and memory under attention: MAG and MAL. [Titans Sec. 4]"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -65,8 +63,7 @@ class MemoryAsGate(Hybrid):
     def combined(self, remembered: Tensor, attended: Tensor) -> Tensor:
         if self.memory_norm is None or self.attention_norm is None:
             return attended + remembered
-        gated: Tensor = self.attention_norm(attended) * self.memory_norm(remembered).sigmoid()
-        return gated
+        return self.attention_norm(attended) * self.memory_norm(remembered).sigmoid()
 
 
 class MemoryAsLayer(Hybrid):
@@ -82,8 +79,7 @@ class MemoryAsLayer(Hybrid):
         self.residual, self.norm = residual, RMSNorm(dim)
 
     def attended(self, x: Tensor, remembered: Tensor) -> Tensor:
-        seen: Tensor = self.norm(x + remembered if self.residual else remembered)
-        return seen
+        return self.norm(x + remembered if self.residual else remembered)
 
     def combined(self, remembered: Tensor, attended: Tensor) -> Tensor:
         return remembered + attended if self.residual else attended

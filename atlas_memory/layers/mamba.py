@@ -1,7 +1,5 @@
 """Mamba: transformers' own mixer, driven by an exact recurrence that can be carried."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@
 is the dot-product row of the table with k = B, q = C, v = dt x and alpha = exp(dt A).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -104,8 +104,7 @@ class ReadOut(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The tokens x [b, t, dim] and the memory's answers y [b, h, t, d] -> [b, t, dim]."""
         answers = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
-        out: Tensor = self.out_proj(answers * F.silu(self.gate_proj(x)))
-        return out
+        return self.out_proj(answers * F.silu(self.gate_proj(x)))
 
 
 # ---- normalization -------------------------------------------------------------------------------

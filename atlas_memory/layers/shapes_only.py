@@ -1,7 +1,5 @@
 """Build modules for their shapes alone: parameters on the meta device, no random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

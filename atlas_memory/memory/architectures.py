@@ -36,8 +36,7 @@ class _ThroughGelu(OwnBackward):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, z: Tensor) -> Tensor:
         ctx.save_for_backward(gradient, z)
-        passed: Tensor = torch.ops.aten.gelu_backward(gradient, z)
-        return passed
+        return torch.ops.aten.gelu_backward(gradient, z)
 
     @staticmethod
     @once_differentiable
@@ -47,11 +46,6 @@ class _ThroughGelu(OwnBackward):
         curvature = (squared * -0.5).exp_().mul_(w).mul_(gradient)
         curvature.mul_(squared.sub_(2).mul_(-1 / sqrt(2 * pi)))
         return torch.ops.aten.gelu_backward(w, z), curvature
-
-
-def _through_gelu(gradient: Tensor, z: Tensor) -> Tensor:
-    passed: Tensor = _ThroughGelu.run(gradient, z)
-    return passed
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -95,16 +89,6 @@ class _ThroughUnit(OwnBackward):
         back = _dot(h, w)
         d_h = (w * along).addcmul_(dh, back).neg_()
         return torch.addcmul(w, h, back, value=-1), d_h, _dot(ds, w).neg_()
-
-
-def _unit(s: Tensor) -> tuple[Tensor, Tensor]:
-    made: tuple[Tensor, Tensor] = _Unit.run(s)
-    return made
-
-
-def _through_unit(dh: Tensor, h: Tensor, length: Tensor) -> Tensor:
-    ds: Tensor = _ThroughUnit.run(dh, h, length)
-    return ds
 
 
 class Architecture:
@@ -176,14 +160,14 @@ class _Deep(Architecture, ABC):
         s, tape = self.activate(maps, phi)
         if not self.normalize:
             return s, tape
-        h, length = _unit(s)
+        h, length = _Unit.run(s)
         return h, (h, length, *tape)
 
     def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]:
         if not self.normalize:
             return self.through(tape, dh)
         h, length, *rest = tape
-        return self.through(tuple(rest), _through_unit(dh, h, length))
+        return self.through(tuple(rest), _ThroughUnit.run(dh, h, length))
 
     def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
         h, tape = self.hidden(maps[1:], phi)
@@ -210,7 +194,7 @@ class MLP(_Deep):
         return gelu(z), (z,)
 
     def through(self, tape: Tape, ds: Tensor) -> tuple[Tensor, ...]:
-        return (_through_gelu(ds, tape[0]),)
+        return (_ThroughGelu.run(ds, tape[0]),)
 
 
 @dataclass(frozen=True)
@@ -231,7 +215,7 @@ class GatedMLP(_Deep):
 
     def through(self, tape: Tape, ds: Tensor) -> tuple[Tensor, ...]:
         z2, z3, s = tape
-        return _through_gelu(ds * z3, z2), ds * s
+        return _ThroughGelu.run(ds * z3, z2), ds * s
 
 
 MemoryArchitecture = Matrix | MLP | GatedMLP

@@ -32,8 +32,7 @@ Made = TypeVar("Made")
 
 def untraced(function: Function) -> Function:
     """Never compiled, nor what it calls: its course depends on values and lengths."""
-    plain: Function = torch.compiler.disable(function, reason="it depends on values and lengths")
-    return plain
+    return torch.compiler.disable(function, reason="it depends on values and lengths")
 
 
 def untraced_frame(function: Function) -> Function:

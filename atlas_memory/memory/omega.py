@@ -90,18 +90,13 @@ class _Logarithm(OwnBackward):
         return w / lifted
 
 
-def _logarithm(gate: Tensor) -> Tensor:
-    logs: Tensor = _Logarithm.run(gate)
-    return logs
-
-
 def decay(gate: Tensor) -> Tensor:
     """D[.., t, n] = gate_t .. gate_{n+1} for n <= t, else 0. gate [.., m] -> [.., m, m].
 
     Segment sums are added up directly instead of subtracting two long sums, which loses digits.
     """
     after, until = _triangles(gate.shape[-1], gate.dtype, gate.device)
-    return (_logarithm(gate)[..., :, None] * after).cumsum(dim=-2).exp() * until
+    return (_Logarithm.run(gate)[..., :, None] * after).cumsum(dim=-2).exp() * until
 
 
 @table
@@ -260,14 +255,12 @@ def read_pairs(
     coefficients: A, B [g, m, 1], C [g, m, n].
     """
     (W, S), (A, B, C) = carried, coefficients
-    z: Tensor = _Read.run(x, X, d, W, S, A, B, C)
-    return z
+    return _Read.run(x, X, d, W, S, A, B, C)
 
 
 def write_pairs(carried: Tensor, X: Tensor, d: Tensor, weights: Tensor) -> Tensor:
     """carried + sum_i weights_i d_i (x) X_i. carried [g, out, in], weights [g, n]."""
-    W: Tensor = _Write.run(carried, X, d, weights[..., None])
-    return W
+    return _Write.run(carried, X, d, weights[..., None])
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

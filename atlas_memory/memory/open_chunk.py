@@ -197,8 +197,7 @@ def reopen(state: MemoryState) -> OpenChunk:
     gates = state.gates.map(lambda x: gather(x, at_gate))
     if _steps_inside(spec):
         return _one_by_one(state, opened, pair, gates)
-    written: OpenChunk = where(offset > 0, _at_once(state, opened, pair, gates), opened)
-    return written
+    return where(offset > 0, _at_once(state, opened, pair, gates), opened)
 
 
 def _steps_inside(spec: MemorySpec) -> bool:

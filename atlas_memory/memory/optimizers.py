@@ -155,7 +155,7 @@ def newton_schulz(
     if steps == 0:
         return X
     X = X.reshape(-1, *S.shape[-2:])
-    iterate = _direct if S.shape[-1] <= 2 * S.shape[-2] else _by_gram
+    iterate = _Direct.run if S.shape[-1] <= 2 * S.shape[-2] else _by_gram
     return iterate(X, steps, *coefficients).reshape(S.shape)
 
 
@@ -185,11 +185,6 @@ class _Direct(OwnBackward):
             dA = torch.baddbmm(dB, A, dB, beta=b / 2, alpha=c)
             dX = torch.baddbmm(dX, B, dX, beta=a).baddbmm_(dA + dA.mT, X)
         return dX, *(None,) * 4
-
-
-def _direct(X: Tensor, steps: int, *coefficients: float) -> Tensor:
-    made: Tensor = _Direct.run(X, steps, *coefficients)
-    return made
 
 
 def _by_gram(X: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:

@@ -245,8 +245,7 @@ def arrange(
 def _row_starts(starts: Tensor | None, row: int, length: int) -> list[int]:
     if starts is None:
         return []
-    found: list[int] = starts[row, :length].nonzero().flatten().tolist()
-    return found
+    return starts[row, :length].nonzero().flatten().tolist()
 
 
 def _plan_row(

@@ -25,8 +25,7 @@ class State:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `change` applied to every tensor."""
-        mapped: Self = rebuild(change, self)
-        return mapped
+        return rebuild(change, self)
 
     def detach(self) -> Self:
         """Cut the graph: the next call learns nothing about the tokens before."""

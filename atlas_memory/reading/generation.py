@@ -51,8 +51,7 @@ class Stream(BaseStreamer):
             self._context, self._written = self._written, len(self.tokens)
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self.tokenizer.fast.decode(tokens, skip_special_tokens=True)
-        return text
+        return self.tokenizer.fast.decode(tokens, skip_special_tokens=True)
 
 
 def generation_config(model: AtlasForCausalLM, changes: dict[str, Any]) -> GenerationConfig:

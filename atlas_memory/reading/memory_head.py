@@ -3,8 +3,6 @@
 Nothing heavy is imported, so that a wrong file is told of at once.
 """
 
-from __future__ import annotations
-
 import json
 from io import BytesIO
 from pathlib import Path

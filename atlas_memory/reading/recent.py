@@ -1,7 +1,5 @@
 """Recent: values under keys, the least recently used of which go when there are too many bytes."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """Text as a stream of token ids that can be left with a bookmark and entered again at it."""
 
-from __future__ import annotations
-
 import zlib
 from collections import deque
 from collections.abc import Iterator

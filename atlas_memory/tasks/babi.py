@@ -9,8 +9,6 @@ the text.
             question='Where is Daniel?', answer='bathroom', support=(1,))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product

@@ -11,8 +11,6 @@ two sentences, drawn with replacement. Nothing longer than a block of tokens is 
     bedroom . daniel moved to the bedroom . #4 was #3 #3 daniel moved to the hallway .
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ The prompts are those of the benchmark, word for word: they are part of it. Diff
 prompt ends in "Answer:", as its examples do, which a model without instruction tuning needs.
 """
 
-from __future__ import annotations
-
 from atlas_memory.tasks import babi
 
 POSITIONS = (

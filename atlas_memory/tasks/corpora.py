@@ -1,7 +1,5 @@
 """Backgrounds from files, from a corpus that can be fetched, or made up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np

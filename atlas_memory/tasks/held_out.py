@@ -6,8 +6,6 @@ They stand in for WikiText, LAMBADA and PIQA where there is no network:
     [{'text': 'one two three four'}, {'text': 'six seven eight nine'}]
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -7,8 +7,6 @@ The question is `Baba:` behind the document. Words are syllables without a meani
 answer can be known from elsewhere.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ what the model has to say at that position. The in-context tasks train on every 
 ask for the recallable ones alone when they test.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -272,8 +270,7 @@ def task(name: str, changes: dict[str, Any]) -> Task:
         if field not in (*known, "train"):
             raise ValueError(f"{name} has no {field!r}; choose from: {', '.join(known)}, train")
     own = {field: value for field, value in changes.items() if field != "train"}
-    changed: Task = replace(baseline, **own)
-    return changed
+    return replace(baseline, **own)
 
 
 def splits(task: Task, train: int, test: int = TEST, seed: int = SEED) -> tuple[Pair, Pair]:

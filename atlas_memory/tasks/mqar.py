@@ -1,7 +1,5 @@
 """Multi-query associative recall (Zoology): pairs first, then every key once more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

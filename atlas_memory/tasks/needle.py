@@ -16,8 +16,6 @@ Differs from RULER: pieces of the prompt are encoded one by one, so that a byte-
 never merges across the border of a sentence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from uuid import UUID
 

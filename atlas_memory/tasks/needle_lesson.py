@@ -6,8 +6,6 @@
 A text to learn from may hide several needles, each with its question behind it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Multi-query associative recall, made up example by example: pairs first, then questions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

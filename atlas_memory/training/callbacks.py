@@ -1,7 +1,5 @@
 """What happens beside the steps: progress, metrics, and stopping when asked to."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

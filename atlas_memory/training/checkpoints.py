@@ -4,8 +4,6 @@ Every checkpoint holds a list of its files with their sizes and checksums; one t
 with its list is damaged, and the one before it is used.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import zlib

@@ -1,7 +1,5 @@
 """When the loss is no number: what was being read, and what the gates did with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

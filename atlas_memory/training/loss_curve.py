@@ -1,7 +1,5 @@
 """The loss curve of a run, as a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

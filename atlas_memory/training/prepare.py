@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="no-untyped-call"
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec

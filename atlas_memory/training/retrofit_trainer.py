@@ -3,8 +3,6 @@
 # transformers' Trainer is typed in parts.
 # mypy: disable-error-code="no-untyped-call, misc, arg-type, union-attr"
 
-from __future__ import annotations
-
 from collections import defaultdict
 from copy import deepcopy
 from typing import Any
@@ -14,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atlas_memory.training.retrofit import Retrofit, part_of, rate_of
-from atlas_memory.training.stream import Stream
-from atlas_memory.training.trainer import AtlasTrainer, Surroundings
+from atlas_memory.training.trainer import AtlasTrainer, Stream, Surroundings
 
 
 class RetrofitTrainer(AtlasTrainer):

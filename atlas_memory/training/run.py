@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="no-untyped-call, arg-type"
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
@@ -101,8 +99,7 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
     from atlas_memory.memory import compile_chunks
     from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.training.retrofit_trainer import RetrofitTrainer
-    from atlas_memory.training.stream import Stream
-    from atlas_memory.training.trainer import AtlasTrainer, Surroundings
+    from atlas_memory.training.trainer import AtlasTrainer, Stream, Surroundings
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -259,5 +256,4 @@ def sample(model: Any, prepared: Prepared) -> str | None:
         temperature=0.8,
         pad_token_id=prepared.tokenizer.end or 0,
     )
-    text: str = prepared.tokenizer.fast.decode(ids[0, start.shape[1] :])
-    return text
+    return prepared.tokenizer.fast.decode(ids[0, start.shape[1] :])

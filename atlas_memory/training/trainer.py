@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import Trainer
 
+from atlas_memory.cache import AtlasCache
 from atlas_memory.names import reason
 from atlas_memory.training import checkpoints
 from atlas_memory.training.divergence import report
 from atlas_memory.training.run_folder import RunFolder
-from atlas_memory.training.stream import Stream
 from atlas_memory.training.weight_decay import decayed_names
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -264,3 +264,47 @@ def require_same_data(checkpoint: Path, data: dict[str, Any]) -> None:
                 f"{checkpoint} was trained with data {name}={saved.get(name)!r} and this run has "
                 f"{data.get(name)!r}; resume with the same data, or start a new run"
             )
+
+
+# ---- carried memory ------------------------------------------------------------------------------
+
+
+class Stream:
+    """Consecutive segments of a text, one after another through one memory.
+
+    What a segment leaves behind is where the next one begins, without its graph: truncated
+    back-propagation through time. It belongs to the checkpoint as the weights do. There is one
+    cache for every micro-batch of a step; they come round in the same order each step.
+    """
+
+    def __init__(self, micro_batches: int) -> None:
+        self.caches: list[AtlasCache | None] = [None] * micro_batches
+        self.turn = 0
+
+    def take(self) -> AtlasCache | None:
+        """What the micro-batch that comes now has read so far."""
+        return self.caches[self.turn]
+
+    def give(self, cache: AtlasCache) -> None:
+        """What it has read by now; the next one comes."""
+        self.caches[self.turn] = cache.detach()
+        self.turn = (self.turn + 1) % len(self.caches)
+
+    def save(self, folder: Path, process: int, processes: int) -> None:
+        for turn, cache in enumerate(self.caches):
+            if cache is not None:
+                cache.save(folder / _name(turn, len(self.caches), process, processes))
+
+    def load(self, folder: Path, process: int, processes: int, say: Callable[[str], None]) -> None:
+        """Go on as saved. A run that is divided differently begins with an empty memory."""
+        names = [
+            _name(turn, len(self.caches), process, processes) for turn in range(len(self.caches))
+        ]
+        if all((folder / name).is_file() for name in names):
+            self.caches = [AtlasCache.load(folder / name) for name in names]
+        else:
+            say("the carried memory was saved by another division of the batch; it starts empty")
+
+
+def _name(turn: int, turns: int, process: int, processes: int) -> str:
+    return f"stream-{process}-of-{processes}-{turn}-of-{turns}.safetensors"

@@ -13,7 +13,7 @@ from served import client
 
 import atlas_memory as am
 from atlas_memory.cli.main import main
-from atlas_memory.cli.serve_config import size
+from atlas_memory.cli.serve import size
 
 
 @pytest.fixture(scope="module")

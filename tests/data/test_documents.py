@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from atlas_memory.data.corpus import HubDataset, may_be_hub_name
 from atlas_memory.data.documents import PIECE, Files, by_split, find_files
-from atlas_memory.data.hub import HubDataset, may_be_hub_name
 
 TEXTS = ["One.\nTwo.", "Ein Käse — 木", "three\n"]
 
