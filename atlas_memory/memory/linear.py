@@ -205,36 +205,39 @@ def _errors(K: Tensor, x: Tensor, v: Tensor, before: Tensor) -> Tensor:
 
 def linear_body(spec: MemorySpec) -> Body:
     """One block of a linear memory; `count` ends rows early."""
+    block = _channel_block if spec.retention.channel else _block
 
     def body(
         state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
     ) -> tuple[Tensor, Tensors]:
         q, k, v, *rest = streams
         constants = shared[0] if shared else None
-        phi_q, phi_k = spec.features(q, constants), spec.features(k, constants)
-        c = part(spec, rest, slice(0, q.shape[1]), v.shape[2])
-        pairs = solve(spec, state, phi_k, v, c.before)
-        return pairs.read(phi_q, c.now), pairs.end(c if count is None else c.at(count))
-
-    return _channel_body(spec) if spec.retention.channel else body
-
-
-def _channel_body(spec: MemorySpec) -> Body:
-    """The same where every feature forgets at its own rate: coefficients have a third axis."""
-
-    def body(
-        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
-    ) -> tuple[Tensor, Tensors]:
-        q, k, v, *gates = streams
-        constants = shared[0] if shared else None
-        now, before = exact(spec, gates)
-        S = state[1] if spec.optimizer.momentum else None
-        e, x = _channel_errors(spec, state[0], S, spec.features(k, constants), v, before)
-        y = PairSum(state[0], S, (e, x), now)(spec.features(q, constants))
-        end = PairSum(state[0], S, (e, x), now if count is None else rows_at(now, count))
-        return y, (end.end(), *((end.end_momentum(),) if S is not None else ()))
+        phi = spec.features(q, constants), spec.features(k, constants)
+        return block(spec, state, (*phi, v), rest, count)
 
     return body
+
+
+def _block(
+    spec: MemorySpec, state: Tensors, qkv: Tensors, rest: Sequence[Tensor], count: Tensor | None
+) -> tuple[Tensor, Tensors]:
+    q, k, v = qkv
+    c = part(spec, rest, slice(0, q.shape[1]), v.shape[2])
+    pairs = solve(spec, state, k, v, c.before)
+    return pairs.read(q, c.now), pairs.end(c if count is None else c.at(count))
+
+
+def _channel_block(
+    spec: MemorySpec, state: Tensors, qkv: Tensors, gates: Sequence[Tensor], count: Tensor | None
+) -> tuple[Tensor, Tensors]:
+    """The same where every feature forgets at its own rate: coefficients have a third axis."""
+    q, k, v = qkv
+    now, before = exact(spec, gates)
+    S = state[1] if spec.optimizer.momentum else None
+    e, x = _channel_errors(spec, state[0], S, k, v, before)
+    end = PairSum(state[0], S, (e, x), now if count is None else rows_at(now, count))
+    ended = (end.end(), *((end.end_momentum(),) if S is not None else ()))
+    return PairSum(state[0], S, (e, x), now)(q), ended
 
 
 def _channel_errors(
