@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
+from torch.nn.functional import pad, threshold
 
 from atlas_memory.memory.architectures import RankOne
 from atlas_memory.memory.graphs import OwnBackward, count, table
@@ -74,29 +74,37 @@ def band(gamma: Tensor) -> Tensor:
     return rows[..., : m * (m + window - 1)].unflatten(-1, (m, m + window - 1))
 
 
-class _Logarithm(OwnBackward):
-    """log, with zeros lifted to 1e-30 and their gradient kept: products over them stay exact."""
+LIFTED = 1e-30  # what a gate of 0 counts as in products, so that their gradient stays exact
+MARGIN = 1e6  # how far above the smallest normal number a gradient's factors stay
+
+
+class _Decay(OwnBackward):
+    """exp of segment sums of log gates, added up directly instead of subtracting two long sums,
+    which loses digits: [.., m] -> [.., m, m].
+
+    What is left of a gate of 0.5 behind 126 tokens is no normal number of float32, and a processor
+    takes a hundred times as long for each product with it: what is that small is 0.
+    """
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor) -> Tensor:
-        lifted = gate.clamp(min=1e-30)
-        ctx.save_for_backward(lifted)
-        return lifted.log()
+        after, until = _triangles(gate.shape[-1], gate.dtype, gate.device)
+        lifted, smallest = gate.clamp(min=LIFTED), torch.finfo(gate.dtype).tiny
+        D = torch.matmul(until, lifted.log()[..., :, None] * after).exp_().mul_(until)
+        ctx.save_for_backward(lifted, threshold(D, smallest * MARGIN, 0.0), after, until)
+        return threshold(D, smallest**0.5, 0.0, inplace=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, w: Tensor) -> Tensor:
-        (lifted,) = ctx.saved_tensors
-        return w / lifted
+        lifted, D, after, until = ctx.saved_tensors
+        summed = torch.matmul(until.mT, w * D).mul_(after).sum(dim=-1)
+        return summed / lifted
 
 
 def decay(gate: Tensor) -> Tensor:
-    """D[.., t, n] = gate_t .. gate_{n+1} for n <= t, else 0. gate [.., m] -> [.., m, m].
-
-    Segment sums are added up directly instead of subtracting two long sums, which loses digits.
-    """
-    after, until = _triangles(gate.shape[-1], gate.dtype, gate.device)
-    return (_Logarithm.run(gate)[..., :, None] * after).cumsum(dim=-2).exp() * until
+    """D[.., t, n] = gate_t .. gate_{n+1} for n <= t, else 0. gate [.., m] -> [.., m, m]."""
+    return _Decay.run(gate)
 
 
 @table
