@@ -119,20 +119,26 @@ def _memory(recipe: Recipe) -> MemorySpec:
 
 def is_retrofitted(folder: Path) -> bool:
     """Whether a folder, or a run in it, holds a retrofitted model."""
+    return _config_in(folder) is not None
+
+
+def _config_in(folder: Path) -> dict[str, Any] | None:
+    """The config of a retrofitted model as it was saved; None where there is none."""
     for place in (folder / "model", folder):
         try:
             plain = json.loads((place / "config.json").read_text())
         except (OSError, ValueError):
             continue
         if isinstance(plain, dict) and plain.get("model_type") == "atlas_retrofit":
-            return True
-    return False
+            return plain
+    return None
 
 
 def further(folder: Path) -> dict[str, Any]:
     """The recipe that trains a retrofitted model where nothing else is said."""
     return {
         "name": f"{folder.name}-trained",
+        "model": {"variant": (_config_in(folder) or {}).get("variant", "atlas")},
         "retrofit": {"base": str(folder)},
         "data": {"length": 4096},
         "train": {"batch": 8, "micro_batch": 1, "warmup": 20, "precision": "bfloat16"},

@@ -14,7 +14,7 @@ import atlas_memory as am
 from atlas_memory.data.tokenizer import load_tokenizer
 from atlas_memory.training import checkpoints
 from atlas_memory.training.prepare import prepare
-from atlas_memory.training.retrofit import part_of
+from atlas_memory.training.retrofit import further, part_of
 from atlas_memory.training.retrofit_trainer import divergence
 
 SMALL = {name: None for name in runs.SMALL if name.startswith("model.") and "memory" not in name}
@@ -116,6 +116,12 @@ def test_a_retrofitted_folder_is_trained_further(tmp_path, text, folder):
     assert (model.config.layers, model.config.lora, model.config.window) == ([0, 2], 2, 8)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "second" / "model")
     assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+
+
+def test_a_run_goes_on_under_the_name_of_its_memory(tmp_path, folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    am.retrofit(model, "gated_deltanet", layers=(0,)).save_pretrained(tmp_path / "run" / "model")
+    assert further(tmp_path / "run")["model"] == {"variant": "gated_deltanet"}
 
 
 def test_distillation_brings_the_model_closer_to_its_base(tmp_path, text, folder):
