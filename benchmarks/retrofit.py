@@ -8,7 +8,7 @@ Three models of the same weights: `full`, the base with full attention; `window`
 window and sinks of the run and no memory; `memory`, the run. Bits per byte are those of the second
 half of stretches of so many tokens, each from the beginning of an unseen book, read with a carried
 state; `afresh` are the same tokens, but at every 256th all that was read more than 256 tokens ago
-is forgotten: what a memory gains there is not remembered, it was learned from the training books.
+is forgotten: what is gained there is worth the last 256 to 512 tokens, or was learned in training.
 Second reading: what 200 tokens cost when they come again after a gap, as a share of the first
 time. Needles: RULER's PK and N. `--base` names the base where it was trained along with the
 memories; otherwise it is taken out of the run.
