@@ -90,7 +90,7 @@ class _Decay(OwnBackward):
     def forward(ctx: Any, gate: Tensor) -> Tensor:
         after, until = _triangles(gate.shape[-1], gate.dtype, gate.device)
         lifted, smallest = gate.clamp(min=LIFTED), torch.finfo(gate.dtype).tiny
-        D = torch.matmul(until, lifted.log()[..., :, None] * after).exp_().mul_(until)
+        D = (lifted.log()[..., :, None] * after).cumsum(dim=-2).exp_().mul_(until)
         ctx.save_for_backward(lifted, threshold(D, smallest * MARGIN, 0.0), after, until)
         return threshold(D, smallest**0.5, 0.0, inplace=True)
 
