@@ -133,7 +133,8 @@ Body = Callable[[Tensors, Tensors, Tensors, Tensor | None], tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """How `slots` tokens are cut. widths: extra leading entries of each stream (its look-back).
+    """How `slots` tokens are cut. lookbacks: extra leading entries of each stream; None: a stream
+    with one entry a block.
 
     apart: each block has a look-back of its own in front of it, instead of the slots before it.
     partial: a block that is not full still moves the state on (linear memories).
@@ -143,7 +144,7 @@ class Plan:
 
     block: int
     slots: int
-    lookbacks: tuple[int, ...]
+    lookbacks: tuple[int | None, ...]
     partial: bool
     apart: bool = False
     kept: int = 0
@@ -157,7 +158,9 @@ class Plan:
     def slices(self, streams: Sequence[Tensor], j: int) -> Tensors:
         return tuple(self.slice(x, j, w) for x, w in zip(streams, self.lookbacks, strict=True))
 
-    def slice(self, x: Tensor, j: int, lookback: int) -> Tensor:
+    def slice(self, x: Tensor, j: int, lookback: int | None) -> Tensor:
+        if lookback is None:
+            return x[:, j : j + 1]
         begin = j * (self.block + lookback if self.apart else self.block)
         return x[:, begin : begin + min(self.block, self.slots - j * self.block) + lookback]
 
@@ -304,7 +307,7 @@ class _Collected:
 
     def __init__(self, stream: Tensor, number: int, plan: Plan) -> None:
         self.stream, self.number, self.plan = stream, number, plan
-        self.laid = plan.apart or plan.lookbacks[number] == 0
+        self.laid = plan.apart or not plan.lookbacks[number]
         self.parts: list[Tensor] = []
         self.sum: Tensor | None = None
 

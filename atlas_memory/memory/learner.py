@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import Tape
 from atlas_memory.memory.feature_maps import Identity
@@ -29,13 +30,15 @@ from atlas_memory.memory.omega import (
     by_block,
     by_slot,
     coefficients,
+    decay_from,
+    decay_to,
     decays,
     from_streams,
     in_streams,
     rows_at,
     write_pairs,
 )
-from atlas_memory.memory.optimizers import Optimizer, Steps, orthogonal
+from atlas_memory.memory.optimizers import FEW, Optimizer, Steps, orthogonal
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tree import Tensors
@@ -140,7 +143,6 @@ class _Bounded(OwnBackward):
 # ---- hidden matrices -----------------------------------------------------------------------------
 
 
-FEW = 4
 Written = tuple[tuple[Tensor, Tensor], ...]  # (d, x) of every hidden matrix
 
 
@@ -168,23 +170,48 @@ def hoist_hidden(
     block: int,
     at: Steps,
     kept: tuple[Tensor, Tensor] | None,
+    few: range | None = None,
 ) -> Tensors:
     """The coefficients of all blocks, as streams, from alpha, mu, theta, gamma [g, slots, ..].
 
     at: the tokens of every block at which Muon steps. kept: the decays of alpha by block, where
-    they are known already.
+    they are known already. few: those tokens, where they are few and the same in all rows.
     """
-    fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
+    # With theta = 1 a block that is filled up ends with the momentum of its last token.
+    fills = zip(gates, (1.0, 0.0, 0.0 if few is None else 1.0, 0.0), strict=True)
     alpha, mu, theta, gamma = (by_block(x, block, fill) for x, fill in fills)
     if not spec.optimizer.orthogonal:
         made = in_streams(coefficients(spec, alpha, band(mu[..., None] * gamma), theta, kept))
-    else:
+    elif few is None:
         (D, A), (D_theta, T) = kept or decays(alpha), decays(theta)
         A = A[..., None]
         columns = at.rows(D.mT).mT
         E = columns * at.rows(mu)[:, None]
         made = T[..., None], D_theta @ band(gamma), A, E, at.since(A, columns)
+    else:
+        return (*_few_steps(at, few, (alpha, mu, theta, gamma), len(gates[0])),)
     return tuple(by_slot(x, len(gates[0])) for x in made)
+
+
+def _few_steps(at: Steps, few: Sequence[int], gates: Tensors, rows: int) -> Tensors:
+    """T, P, A, E of every block, [g, blocks, ..], for its steps and its last token alone, and
+    `since` of every token, [g, slots, 1].
+    """
+    alpha, mu, theta, gamma = gates
+    A, columns = decay_from(alpha, (-1, *few)).tensor_split([1], dim=-1)
+    ends = [*few, *([] if gamma.shape[1] - 1 in few else [gamma.shape[1] - 1])]
+    T, D = decay_to(theta, ends).tensor_split([1], dim=1)
+    E = at.rows(columns) * at.rows(mu)[:, None]
+    P = _folded(D[..., None] * gamma[:, :, None])
+    by_block = tuple(x.unflatten(0, (rows, -1)) for x in (T.mT, P, at.rows(A), E))
+    return (*by_block, by_slot(at.since(A, columns), rows))
+
+
+def _folded(written: Tensor) -> Tensor:
+    """What all tokens give to their windows, [g, m, s, c], added up by pair: [g, s, m + c - 1]."""
+    c = written.shape[3]
+    parts = [pad(written[..., j].mT, (c - 1 - j, j)) for j in range(c)]
+    return sum(parts[1:], parts[0])
 
 
 def count_of_streams(spec: MemorySpec) -> int:
@@ -194,12 +221,14 @@ def count_of_streams(spec: MemorySpec) -> int:
 
 def hidden_of(spec: MemorySpec, streams: Sequence[Tensor], at: Steps) -> Hidden:
     """What `hoist_hidden` left in the streams, for a block that may be shorter than the others."""
-    columns = streams[0].shape[1] + spec.window - 1
-    forgets = spec.retention.forgets
+    back, forgets = spec.window - 1, spec.retention.forgets
     if not spec.optimizer.orthogonal:
-        return Summed(from_streams(streams, columns), forgets)
+        return Summed(from_streams(streams, streams[0].shape[1] + back), forgets)
     T, P, A, E, since = streams
-    return MuonSteps(spec.optimizer, at, T, P[..., :columns], A, E[..., : len(at)], since, forgets)
+    if few := P.dim() == 4:
+        T, P, A, E = (x.squeeze(1) for x in (T, P, A, E))
+    P, E = P[..., : since.shape[1] + back], E[..., : len(at)]
+    return MuonSteps(spec.optimizer, at, T, P, A, E, since, forgets, few)
 
 
 def _asked(phi_q: Tensor, left: Tensor, first: Tensors, forgets: bool) -> Tensors:
@@ -260,8 +289,9 @@ class Summed:
 
 @dataclass(frozen=True)
 class MuonSteps:
-    """at: the tokens that step. T [g, m, 1], P [g, m, n], A [g, m, 1], E [g, m, s] as above, since
-    [g, m, 1]: what is left at a token of the last step before it.
+    """at: the tokens that step. T [g, r, 1], P [g, r, n], A [g, a, 1], E [g, a, s] as above, a row
+    for every token; few: for those that step and, of T and P, the last one. since [g, m, 1]: what
+    is left at a token of the last step before it.
     """
 
     optimizer: Optimizer
@@ -272,6 +302,7 @@ class MuonSteps:
     E: Tensor
     since: Tensor
     forgets: bool
+    few: bool
 
     def asked(self, phi_q: Tensor, first: Tensors) -> Tensors:
         return _asked(phi_q, self.since, first, self.forgets)
@@ -293,11 +324,14 @@ class MuonSteps:
 
     @property
     def _steps_last(self) -> bool:
-        return self.at.last(self.T.shape[1])
+        return self.at.last(self.since.shape[1])
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x[:, : len(self.at)] if self.few else self.at.rows(x)
 
     def _at_steps(self, R: Tensors, pairs: Written) -> list[Tensor]:
         """R at every step, [g, s, out, in]."""
-        T, P = self.at.rows(self.T), self.at.rows(self.P)
+        T, P = self._rows(self.T), self._rows(self.P)
         if len(self.at) == 1:
             parts = zip(R, pairs, strict=True)
             return [write_pairs(T * r, x, d, P[:, 0])[:, None] for r, (d, x) in parts]
@@ -305,7 +339,7 @@ class MuonSteps:
 
     def _behind(self, H: Tensor, first: Tensor, N: Tensor) -> Tensor:
         """H behind every step, [g, s, out, in]."""
-        A, E = self.at.rows(self.A)[..., None], self.at.rows(self.E)
+        A, E = self._rows(self.A)[..., None], self._rows(self.E)
         kept = _left(first[:, None], H[:, None], A, self.forgets)
         if N.shape[1] == 1:
             return torch.addcmul(kept, E[..., None], N)
@@ -331,7 +365,9 @@ class MuonSteps:
                 last if self._steps_last else _left(first, last, self.since[:, -1:], self.forgets)
             )
         rows, place = torch.arange(len(count), device=count.device), (count - 1).clamp(min=0)
-        number = self.at.number(self.T.shape[1], count.device).expand(len(rows), -1)[rows, place]
+        number = self.at.number(self.since.shape[1], count.device).expand(len(rows), -1)[
+            rows, place
+        ]
         return _left(first, stepped[rows, number], self.since[rows, place, :, None], self.forgets)
 
     def _momenta(self, R: Tensors, pairs: Written, count: Tensor | None) -> Tensors:

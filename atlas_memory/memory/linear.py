@@ -15,12 +15,13 @@ and what it writes are one list (`Pairs`), and its coefficients are one matrix [
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.graphs import Body, table
+from atlas_memory.memory.graphs import Body, OwnBackward, table
 from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
@@ -145,22 +146,62 @@ class Pairs:
 
     def read(self, x: Tensor, weights: Tensor) -> Tensor:
         """sum_i weights[t, i] (K_i . x_t) V_i: W_t x_t with the weights of a token."""
-        return torch.bmm(torch.bmm(x, self.K.mT) * weights, self.V)
+        return _Weighted.run(x, self.K, weights, self.V)
 
     def read_back(self, e: Tensor, weights: Tensor) -> Tensor:
         """W_t^T e_t."""
-        return torch.bmm(torch.bmm(e, self.V.mT) * weights, self.K)
+        return _Weighted.run(e, self.V, weights, self.K)
 
     def end(self, c: Exact) -> Tensors:
         """W (and S) with the weights of the last token."""
-        W = self._matrix(c.now)
+        W = _Added.run(c.now[:, -1, :, None], self.V, self.K)
         if c.momentum is None:
             return (W,)
         old = self.V.shape[2]  # S has no part in W
-        return W, Pairs(self.K[:, old:], self.V[:, old:])._matrix(c.momentum)
+        return W, _Added.run(c.momentum[:, -1, :, None], self.V[:, old:], self.K[:, old:])
 
-    def _matrix(self, weights: Tensor) -> Tensor:
-        return torch.bmm((weights[:, -1:].mT * self.V).mT, self.K)
+
+class _Added(OwnBackward):
+    """sum_i weights_i V_i (x) K_i, weights [g, n, 1]."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, V: Tensor, K: Tensor) -> Tensor:
+        weighted = weights * V
+        ctx.save_for_backward(weights, V, K, weighted)
+        return torch.bmm(weighted.mT, K)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dW: Tensor) -> Tensors:
+        weights, V, K, weighted = ctx.saved_tensors
+        passed = torch.bmm(K, dW.mT)
+        d_weights = (passed * V).sum(dim=-1, keepdim=True)
+        return d_weights, passed.mul_(weights), torch.bmm(weighted, dW)
+
+
+class _Weighted(OwnBackward):
+    """y_t = sum_i weights[t, i] (A_i . x_t) B_i: attention without a softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, A: Tensor, weights: Tensor, B: Tensor) -> Tensor:
+        scores = torch.bmm(x, A.mT)
+        weighted = scores * weights
+        ctx.save_for_backward(x, A, weights, B, scores, weighted)
+        return torch.bmm(weighted, B)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Tensors:
+        x, A, weights, B, scores, weighted = ctx.saved_tensors
+        d_weighted = torch.bmm(dy, B.mT)
+        d_weights = d_weighted * scores
+        d_scores = d_weighted.mul_(weights)
+        return (
+            torch.bmm(d_scores, A),
+            torch.bmm(d_scores.mT, x),
+            d_weights,
+            torch.bmm(weighted.mT, dy),
+        )
 
 
 def solve(spec: MemorySpec, carried: Tensors, x: Tensor, v: Tensor, before: Tensor) -> Pairs:
@@ -170,7 +211,7 @@ def solve(spec: MemorySpec, carried: Tensors, x: Tensor, v: Tensor, before: Tens
     """
     x, v = (_by_unknown(spec, part, before.shape[1]) for part in (x, v))
     K = torch.cat([*carried, x], dim=1)
-    e = v if spec.bias.hebbian else _errors(K, x, v, before)
+    e = v if spec.bias.hebbian else _Errors.run(K, v, before)
     if spec.stop_gradient:
         e, K = e.detach(), torch.cat([*carried, x.detach()], dim=1)
     unit = _eye(v.shape[2], v.dtype, v.device).expand(len(v), -1, -1)
@@ -190,17 +231,45 @@ def _pair_of_unknown(m: int, window: int, device: torch.device) -> Tensor:
     return (t - torch.arange(window, device=device)).flatten()
 
 
-def _errors(K: Tensor, x: Tensor, v: Tensor, before: Tensor) -> Tensor:
-    m, dv, n = before.shape[1], v.shape[2], x.shape[1]
-    products = torch.bmm(x, K.mT)
-    if n > m:  # every pair of a window with the coefficients of its token
-        products = (products.unflatten(1, (m, -1)) * before[:, :, None]).flatten(1, 2)
-    else:
-        products = products * before
-    for begin in range(0, products.shape[2] - n, dv):
-        v = v - products[..., begin : begin + dv]
-    system = products[..., products.shape[2] - n :]
-    return torch.linalg.solve_triangular(system, v, upper=False, unitriangular=True)
+class _Errors(OwnBackward):
+    """The errors e [g, n, dv] of the n unknowns, the last n entries of K, with values v:
+
+        e = v - P_W 1 - L e,   [P_W (| P_S) | L] = before * (x K^T), L strictly lower triangular
+
+    before [g, m, ..] has a row for every token, whose c unknowns share it. With g = (I + L)^-T de
+    the gradient of the products is -[g (| g) | g e^T].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, K: Tensor, v: Tensor, before: Tensor) -> Tensor:
+        dv, old = v.shape[2], K.shape[1] - v.shape[1]
+        found = torch.bmm(K[:, old:], K.mT)
+        products = _by_token(found, before).flatten(1, 2)
+        for begin in range(0, old, dv):
+            v = v - products[..., begin : begin + dv]
+        system = products[..., old:]
+        e = torch.linalg.solve_triangular(system, v, upper=False, unitriangular=True)
+        ctx.save_for_backward(K, before, found, system, e)
+        return e
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, de: Tensor) -> Tensors:
+        K, before, found, system, e = ctx.saved_tensors
+        n, old, m = e.shape[1], K.shape[1] - e.shape[1], before.shape[1]
+        g = torch.linalg.solve_triangular(system.mT, de, upper=True, unitriangular=True)
+        lower = torch.bmm(g, e.mT).tril_(-1)
+        wide = torch.cat([*(g for _ in range(old // g.shape[2])), lower], dim=2).neg_()
+        d_before = (wide * found).unflatten(1, (m, -1)).sum(dim=2) if n > m else wide * found
+        d_found = _by_token(wide, before).flatten(1, 2)
+        dK = torch.bmm(d_found.mT, K[:, old:])
+        dK[:, old:].add_(torch.bmm(d_found, K))
+        return dK, g, d_before
+
+
+def _by_token(x: Tensor, before: Tensor) -> Tensor:
+    """Every unknown's row of x [g, m c, n] times that of its token, [g, m, c, n]."""
+    return x.unflatten(1, (before.shape[1], -1)) * before[:, :, None]
 
 
 def linear_body(spec: MemorySpec) -> Body:

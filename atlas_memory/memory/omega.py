@@ -80,38 +80,62 @@ MARGIN = 1e6  # how far above the smallest normal number a gradient's factors st
 
 class _Decay(OwnBackward):
     """exp of segment sums of log gates, added up directly instead of subtracting two long sums,
-    which loses digits: [.., m] -> [.., m, m].
+    which loses digits: [.., m] -> [.., m, s], a column for every start.
 
     What is left of a gate of 0.5 behind 126 tokens is no normal number of float32, and a processor
     takes a hundred times as long for each product with it: what is that small is 0.
     """
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor) -> Tensor:
-        after, until = _triangles(gate.shape[-1], gate.dtype, gate.device)
+    def forward(ctx: Any, gate: Tensor, after: Tensor, until: Tensor) -> Tensor:
         lifted, smallest = gate.clamp(min=LIFTED), torch.finfo(gate.dtype).tiny
         D = (lifted.log()[..., :, None] * after).cumsum(dim=-2).exp_().mul_(until)
-        ctx.save_for_backward(lifted, threshold(D, smallest * MARGIN, 0.0), after, until)
+        ctx.save_for_backward(lifted, threshold(D, smallest * MARGIN, 0.0), after)
         return threshold(D, smallest**0.5, 0.0, inplace=True)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, w: Tensor) -> Tensor:
-        lifted, D, after, until = ctx.saved_tensors
-        summed = torch.matmul(until.mT, w * D).mul_(after).sum(dim=-1)
-        return summed / lifted
+    def backward(ctx: Any, w: Tensor) -> tuple[Tensor, None, None]:
+        lifted, D, after = ctx.saved_tensors
+        m = after.shape[0]
+        sums = _from_here(m, w.dtype, w.device)  # of all later tokens
+        return torch.matmul(sums, w * D).mul_(after).sum(dim=-1) / lifted, None, None
+
+
+@table
+def _from_here(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(m, m, dtype=dtype, device=device).triu()
 
 
 def decay(gate: Tensor) -> Tensor:
     """D[.., t, n] = gate_t .. gate_{n+1} for n <= t, else 0. gate [.., m] -> [.., m, m]."""
-    return _Decay.run(gate)
+    m = gate.shape[-1]
+    return decay_from(gate, range(m))
+
+
+def decay_from(gate: Tensor, starts: Sequence[int]) -> Tensor:
+    """Some columns of `decay`, [.., m, s]; -1 is the start of the chunk, before its first gate."""
+    masks = _since(gate.shape[-1], tuple(starts), gate.dtype, gate.device)
+    return _Decay.run(gate, *masks)
+
+
+def decay_to(gate: Tensor, ends: Sequence[int]) -> Tensor:
+    """Some rows of `decay`, as columns behind that of the chunk's start: [.., 1 + m, s].
+
+    Read backwards, rows are columns.
+    """
+    last = gate.shape[-1] - 1
+    backwards = pad(gate.flip(-1), (1, 0), value=1.0)
+    return decay_from(backwards, [last - end for end in ends]).flip(-2)
 
 
 @table
-def _triangles(m: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """1 where n < t, and where n <= t."""
-    until = torch.ones(m, m, dtype=dtype, device=device).tril()
-    return until.tril(-1), until
+def _since(
+    m: int, starts: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """1 where a token is behind a start, and where it is the start or behind it, [m, s]."""
+    token, start = torch.arange(m)[:, None], torch.tensor(starts)
+    return (token > start).to(device, dtype), (token >= start).to(device, dtype)
 
 
 def decays(gate: Tensor) -> tuple[Tensor, Tensor]:

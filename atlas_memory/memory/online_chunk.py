@@ -30,7 +30,7 @@ from atlas_memory.memory.learner import (
 )
 from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
 from atlas_memory.memory.omega import by_block, decays
-from atlas_memory.memory.optimizers import Alike, Apart, Steps
+from atlas_memory.memory.optimizers import FEW, Alike, Apart, Steps
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Blocks, Tokens, cut_blocks, flat, gather
@@ -176,7 +176,8 @@ def _read(
     exact = hoist_exact(spec, (alpha, eta, theta, gamma), run, v.shape[2], kept)
     at = _steps(spec, piece.phase, [by_block(x, piece.block, 0) for x in place], piece.block)
     same = kept if run == piece.block else None
-    hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, same)
+    few = _few(spec, piece, at)
+    hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, same, few)
     per_row = spec.features.per_row(constants, rows)
     shared, seen = first[1:], k
     asked: Tensors = (q,)
@@ -186,11 +187,12 @@ def _read(
     elif per_row is not None:
         shared = (*shared, per_row)
     streams = (seen, error(spec, k, v), *place, *exact, *hidden, *asked)
+    own = (0,) * len(hidden) if few is None else (*(None,) * (len(hidden) - 1), 0)
     back, heads = spec.window - 1, rows if blocks is None else rows // len(blocks.count)
     plan = Plan(
         block=piece.block,
         slots=q.shape[1],
-        lookbacks=(back, back, *(0,) * (len(streams) - 2)),
+        lookbacks=(back, back, *(0,) * (len(place) + len(exact)), *own, *(0,) * len(asked)),
         partial=True,
         apart=blocks is not None,
         kept=kept_blocks(piece.block * spec.window, first, q),
@@ -239,6 +241,13 @@ def _steps(spec: MemorySpec, phase: int | None, place: Sequence[Tensor], m: int)
     if period == 1 or phase is not None:
         return Alike(range((-(phase or 0) - 1) % period, m, period))
     return Apart.behind(place[0][:, 0], m, period)
+
+
+def _few(spec: MemorySpec, piece: Piece, at: Steps) -> range | None:
+    """The tokens of every block at which Muon steps, where they are few and the same in all."""
+    if not spec.optimizer.orthogonal or piece.phase is None or not isinstance(at, Alike):
+        return None
+    return at.at if len(at) <= FEW else None
 
 
 # ---- one block -----------------------------------------------------------------------------------

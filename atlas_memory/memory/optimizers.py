@@ -216,6 +216,7 @@ def orthogonal(optimizer: Optimizer, S: list[Tensor]) -> list[Tensor]:
 
 
 Found = Callable[[int, int, Tensor], Tensor]
+FEW = 4  # steps of a block that are worth a product of their own
 
 
 class Steps(Protocol):
