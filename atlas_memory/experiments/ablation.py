@@ -29,6 +29,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
             "memory.optimizer": {"name": "gradient_descent"},
         },
     ),
+    # This is OmegaNet.
     "w/o Muon": ("atlas", {"memory.optimizer": {"name": "gradient_descent"}}),
     "c = 1": ("atlas", {"memory.window": 1}),
     "w/o polynomial mapping": ("atlas", {"memory.features": {"name": "identity"}}),
@@ -42,7 +43,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
             "memory.architecture.normalize": False,
         },
     ),
-    "OmegaNet": ("omeganet", {}),
     "Titans": ("titans", {}),
     "Titans--": ("titans_minus", {}),
     "Gated DeltaNet": ("gated_deltanet", {}),

@@ -44,7 +44,7 @@ class Cell(long_context.LongCell, Settings):
 
 PRESETS = long_context.presets(
     small=Settings(
-        megabytes=4.0,
+        megabytes=16.0,
         stages=[
             [100, 100, 5, 1_500, 300],
             [100, 300, 5, 1_500, 350],
@@ -92,8 +92,8 @@ class Located:
             cell.corpus, cell.megabytes, words.encode, words.others, say
         )
         # Half of the texts are sentences with a word of the task in them, easily confused.
-        names = words.encode(" ".join([*babi.ACTORS, *babi.GIVERS, *babi.LOCATIONS, *babi.OBJECTS]))
-        return Located(cell.task, words, training.with_emphasis(names), testing)
+        confused = words.encode(" ".join(babi.NAMES + babi.DEEDS))
+        return Located(cell.task, words, training.with_emphasis(confused), testing)
 
     def lesson(self, tokens: int, questions: int, random: np.random.Generator) -> tuple[Any, Any]:
         return babilong.lesson(self.task, tokens, questions, self.training, self.words, random)

@@ -30,6 +30,8 @@ GET = ("got", "took", "grabbed", "picked up")
 DROP = ("dropped", "left", "discarded", "put down")
 GIVE = ("gave", "handed", "passed")
 VERBS = ("move", "get", "drop", "give")
+NAMES = (*ACTORS, *GIVERS, *LOCATIONS, *OBJECTS)
+DEEDS = tuple(words.split()[0] for words in (*MOVE, *GET, *DROP, *GIVE))
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
 QUESTIONS = 5  # of a story
