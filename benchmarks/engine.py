@@ -39,15 +39,16 @@ class Row:
     note: str
 
 
-def spec(window: int = 1, optimizer: object | None = None) -> am.MemorySpec:
+def spec(window: int = 1, optimizer: object | None = None, output: str = "chunk") -> am.MemorySpec:
     return am.MemorySpec(
         features=am.Identity(),
-        architecture=am.MLP(expansion=4),
+        architecture=am.MLP(expansion=4, normalize=output == "online"),
         bias=am.L2(),
         optimizer=optimizer or am.Momentum(),
         retention=am.ScalarRetention(),
         window=window,
         chunk=CHUNK,
+        output=output,
     )
 
 
@@ -76,10 +77,15 @@ def draw(
 
 
 def engine(
-    tokens: int = TOKENS, dim: int = DIM, window: int = 1, optimizer: object | None = None
+    tokens: int = TOKENS,
+    dim: int = DIM,
+    window: int = 1,
+    optimizer: object | None = None,
+    output: str = "chunk",
 ) -> Run:
     qkv, gates, weights = draw(tokens, dim, window)
-    chosen = spec(window, optimizer)
+    chosen = spec(window, optimizer, output)
+    gates = gates if chosen.optimizer.momentum else replace(gates, theta=None)
 
     def run() -> None:
         y, _ = am.memorize(*qkv, gates, weights, chosen)
@@ -181,6 +187,20 @@ def row_window(window: int, target: float) -> Callable[[int], Row]:
     return row
 
 
+def row_online(rounds: int) -> Row:
+    """Gradient descent, which the presets write exactly with."""
+    plain = am.GradientDescent()
+    figure = ratio(engine(optimizer=plain, output="online"), engine(optimizer=plain), rounds)
+    return Row('output="online" against "chunk"', figure, 1.0, "below", "gradient descent, time")
+
+
+def row_online_window(rounds: int) -> Row:
+    plain = am.GradientDescent()
+    four, one = (engine(window=c, optimizer=plain, output="online") for c in (4, 1))
+    figure = ratio(four, one, rounds)
+    return Row('output="online": c = 4 against c = 1', figure, 2.0, "below", "time")
+
+
 def row_work(rounds: int) -> Row:
     product = matmul()
     share = ratio(product, engine(), rounds)
@@ -247,6 +267,8 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "titans": compiled(row_titans),
     "window16": row_window(16, 1.3),
     "window64": row_window(64, 2.0),
+    "online": row_online,
+    "online-window": row_online_window,
     "work": row_work,
     "muon": row_muon(1, 25),
     "muon-chunk": compiled(row_muon(CHUNK, 1.6)),

@@ -50,14 +50,15 @@ class StandIn:
     questions: int = 8
     asked: list[int] = field(default_factory=lambda: [4, 8, 16, 32])
     items: int = 128
-    steps: int = 800
+    steps: int = 400
     batch: int = 32
     learning_rate: float = 3e-3
     model: dict[str, Any] = field(
         default_factory=lambda: {
             "hidden_size": 64,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
+            "num_attention_heads": 2,
+            "designed_heads": "all",
             "intermediate_size": 128,
             "tie_word_embeddings": False,
             "initializer_range": 1.0,
@@ -65,7 +66,7 @@ class StandIn:
     )
     changes: dict[str, Any] = field(
         default_factory=lambda: {
-            variant: {"memory.architecture.expansion": 1}
+            variant: {"memory.architecture.expansion": 2}
             for variant in ("titans", "omeganet", "atlas")
         }
     )

@@ -73,13 +73,13 @@ PRESETS = {
         validation_tokens=256,
     ),
     "small": Settings(
-        lengths=[64, 256, 1024],
-        shape=_tiny(64, 8, 2, 200_000, 100),
-        length=256,
+        lengths=[256, 1024, 4096],
+        shape=_tiny(64, 2, 2, 200_000, 100),
+        length=512,
         shapes=[
-            _tiny(32, 4, 2, 60_000, 60),
-            _tiny(48, 6, 2, 120_000, 120),
-            _tiny(64, 8, 2, 200_000, 200),
+            _tiny(32, 1, 2, 60_000, 60),
+            _tiny(64, 2, 2, 200_000, 120),
+            _tiny(96, 3, 2, 400_000, 200),
         ],
         data="enwik8",
         tokens_a_step=2048,
@@ -206,6 +206,6 @@ EXPERIMENT = Experiment(
         "grow?"
     ),
     PRESETS,
-    ("atlas", "omeganet", "titans", "transformer_plus"),
+    ("atlas", "omeganet", "titans", "gated_deltanet", "transformer_plus"),
     *(cells, train_and_score, table, plot, deviations),
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atlas_memory.memory.omega import decay
+from atlas_memory.memory.omega import decay, decay_from, decay_to, decays
 
 
 def written_out(gate: torch.Tensor) -> torch.Tensor:
@@ -39,3 +39,20 @@ def test_nothing_is_left_that_a_processor_is_slow_with(gate: float) -> None:
     assert values[0] == 0
     assert (values[1:] > 1e-19).all()
     assert D[0, 1, 0] == pytest.approx(gate)
+
+
+@pytest.mark.parametrize("zero", [None, 3])
+def test_some_columns_and_rows_are_those_of_the_whole_matrix(zero):
+    gate = torch.rand(2, 9, dtype=torch.float64)
+    if zero is not None:
+        gate[:, zero] = 0.0
+    gate.requires_grad_()
+    whole, start = decays(gate)
+    columns, rows = decay_from(gate, (-1, 2, 8)), decay_to(gate, (4, 8))
+    torch.testing.assert_close(columns, torch.stack([start, whole[..., 2], whole[..., 8]], -1))
+    expected = torch.cat([start[:, None, [4, 8]], whole[:, [4, 8]].mT], dim=1)
+    torch.testing.assert_close(rows, expected)
+    weights = torch.randn_like(rows)
+    (found,) = torch.autograd.grad((rows * weights).sum(), gate, retain_graph=True)
+    (wanted,) = torch.autograd.grad((expected * weights).sum(), gate)
+    torch.testing.assert_close(found, wanted)
