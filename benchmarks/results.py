@@ -104,7 +104,7 @@ RUNS = (
     Run("language", f"language --variants {LEAGUE}", 8),
     Run("niah", "niah --variants atlas,titans,gated_deltanet,swa", 3),
     Run("scaling", "scaling", 1),
-    Run("in-context-recall", "recall --seeds 3", 2),
+    Run("in-context-recall", "recall", 2),
     Run("mad", "mad", 8),
     Run("capacity", "capacity", 0.2),
     Run("learnability", "learnability", 0.2),
