@@ -185,12 +185,14 @@ def plot(results: list[Result[Cell]], figure: Figure) -> None:
             compute.plot(xs, [power[0] * x ** -power[1] for x in xs], "--", color=f"C{n}", lw=1)
     context.set_xscale("log", base=2)
     context.set(xlabel="training context", ylabel="validation bits per byte")
-    compute.set(xscale="log", yscale="log", xlabel="training FLOPs of matrix products")
+    compute.set(xlabel="training FLOPs of matrix products")
+    if any(r.cell.kind == "compute" for r in results):  # nothing has no logarithm
+        compute.set(xscale="log", yscale="log")
     context.legend(fontsize=8)
 
 
 def deviations(settings: Settings) -> list[str]:
-    largest = settings.shapes[-1]
+    largest = [settings.shape, *settings.shapes][-1]
     return [
         f"models up to {largest['parameters'] or largest['size']} parameters on "
         f"{settings.data}; the paper: up to 1.3B on FineWeb, and no numbers",
