@@ -35,7 +35,7 @@ from atlas_memory.memory.omega import (
     in_streams,
     write_pairs,
 )
-from atlas_memory.memory.optimizers import Optimizer, orthogonal
+from atlas_memory.memory.optimizers import FEW, Optimizer, orthogonal
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens, flat, gather
@@ -183,9 +183,6 @@ def pair_body(spec: MemorySpec) -> Body:
 
 
 # ---- one matrix per token ------------------------------------------------------------------------
-
-
-FEW = 4
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def hoist_hidden(
         E = columns * at.rows(mu)[:, None]
         made = T[..., None], D_theta @ band(gamma), A, E, at.since(A, columns)
     else:
-        return (*_few_steps(at, few, (alpha, mu, theta, gamma), len(gates[0])),)
+        return _few_steps(at, few, (alpha, mu, theta, gamma), len(gates[0]))
     return tuple(by_slot(x, len(gates[0])) for x in made)
 
 
@@ -365,9 +365,8 @@ class MuonSteps:
                 last if self._steps_last else _left(first, last, self.since[:, -1:], self.forgets)
             )
         rows, place = torch.arange(len(count), device=count.device), (count - 1).clamp(min=0)
-        number = self.at.number(self.since.shape[1], count.device).expand(len(rows), -1)[
-            rows, place
-        ]
+        numbers = self.at.number(self.since.shape[1], count.device)
+        number = numbers.expand(len(rows), -1)[rows, place]
         return _left(first, stepped[rows, number], self.since[rows, place, :, None], self.forgets)
 
     def _momenta(self, R: Tensors, pairs: Written, count: Tensor | None) -> Tensors:

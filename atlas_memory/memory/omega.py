@@ -97,20 +97,19 @@ class _Decay(OwnBackward):
     @once_differentiable
     def backward(ctx: Any, w: Tensor) -> tuple[Tensor, None, None]:
         lifted, D, after = ctx.saved_tensors
-        m = after.shape[0]
-        sums = _from_here(m, w.dtype, w.device)  # of all later tokens
+        sums = _from_here(len(after), w.dtype, w.device)
         return torch.matmul(sums, w * D).mul_(after).sum(dim=-1) / lifted, None, None
 
 
 @table
 def _from_here(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What adds up a token and all later ones."""
     return torch.ones(m, m, dtype=dtype, device=device).triu()
 
 
 def decay(gate: Tensor) -> Tensor:
     """D[.., t, n] = gate_t .. gate_{n+1} for n <= t, else 0. gate [.., m] -> [.., m, m]."""
-    m = gate.shape[-1]
-    return decay_from(gate, range(m))
+    return decay_from(gate, range(gate.shape[-1]))
 
 
 def decay_from(gate: Tensor, starts: Sequence[int]) -> Tensor:
