@@ -24,6 +24,7 @@ LENGTHS = {"0k": 0, "1k": 1_000, "2k": 2_000, "4k": 4_000, "8k": 8_000, "16k": 1
 LENGTHS |= {"32k": 32_000, "64k": 64_000, "128k": 128_000, "256k": 256_000, "512k": 512_000}
 LENGTHS |= {"1m": 1_000_000, "10m": 10_000_000}
 DENSEST = 8  # tokens of context per fact, at least
+PATIENCE = 1_000  # stories that may be too long before a text is taken for too short
 GEN, END = "<gen>", "<end>"
 
 
@@ -84,13 +85,20 @@ def lesson(
 ) -> tuple[Ids, Ids]:
     """A context to learn from: a story with its questions, each somewhere behind its facts.
 
+    As many of the questions as fit; a story whose first one does not is told by nobody.
     ids and labels [tokens]: the label of <gen> is the answer's word, all others are -100.
     """
-    said, answers = _tell(babi.story(task, random, questions), words)
-    room = tokens - sum(map(len, said))
-    if room < 0:
-        raise ValueError(f"{questions} questions of {task} do not fit {tokens} tokens; give more")
-    ids = hide(said, room, background, random).ids()
+    for _ in range(PATIENCE):
+        story = babi.story(task, random, questions)
+        for asked in range(len(story), 0, -1):
+            said, answers = _tell(story[:asked], words)
+            room = tokens - sum(map(len, said))
+            if room >= 0:
+                return _labelled(hide(said, room, background, random).ids(), answers, words)
+    raise ValueError(f"no question of {task} fits {tokens} tokens; give more")
+
+
+def _labelled(ids: Ids, answers: list[int], words: Words) -> tuple[Ids, Ids]:
     labels = np.full_like(ids, -100)
     # A background has no <gen>.
     labels[ids == words.encode(GEN)[0]] = answers

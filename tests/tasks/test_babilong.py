@@ -126,9 +126,20 @@ def test_a_lesson_asks_only_what_was_told_before(task: str) -> None:
             assert solve(facts_of(ids[:place]), question) == WORDS.decode([labels[place]])
 
 
-def test_a_lesson_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="5 questions of qa1 do not fit 40 tokens"):
-        babilong.lesson("qa1", 40, 5, BOOK, WORDS, np.random.default_rng(0))
+def test_a_short_lesson_asks_fewer_questions() -> None:
+    """Two moves and a question of qa1 are 18 to 20 words."""
+    for seed in range(20):
+        _, labels = babilong.lesson("qa1", 40, 5, BOOK, WORDS, np.random.default_rng(seed))
+        assert (labels != -100).sum() == 2
+        for task in ("qa2", "qa3"):
+            ids, labels = babilong.lesson(task, 100, 5, BOOK, WORDS, np.random.default_rng(seed))
+            assert len(ids) == 100
+            assert 1 <= (labels != -100).sum() <= 5
+
+
+def test_a_lesson_that_no_question_fits_is_refused() -> None:
+    with pytest.raises(ValueError, match="no question of qa1 fits 12 tokens; give more"):
+        babilong.lesson("qa1", 12, 5, BOOK, WORDS, np.random.default_rng(0))
 
 
 def test_words_of_the_task_have_ids_of_their_own() -> None:
