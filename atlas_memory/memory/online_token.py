@@ -27,7 +27,7 @@ def read_token(
         keys = torch.cat([state.keys, keys], dim=2)
         values = torch.cat([state.values, values], dim=2)
     phi_k, phi_q = features(spec, keys, q, state.constants)
-    opens = state.offset == 0 if state.phase is None else state.phase == 0
+    opens = _opens(state)
     H_start = now.H if opens is True else now.H_start
     if isinstance(opens, Tensor):
         H_start = where(opens, now.H, now.H_start)
@@ -43,15 +43,14 @@ def read_token(
     d = _recent(spec, now, opens, (h, target, tape))
     d = _with_own(spec, d, tape, e[:, :, -1:] @ W)
     written = ((eta * weight) * e).mT
-    S = tuple(_plus(theta * s, written, h) for s in now.S)
-    W = W + S[0] if S else _plus(W, written, h)
+    S = tuple(_onto(theta * s, written, h) for s in now.S)
+    W = W + S[0] if S else (_plus if keeps else _onto)(W, written, h)
     pairs = tuple(((weight * x).mT, phi_k) for x in d)
     assert gates.hidden is not None
-    moved, R = _move(spec, state, now, pairs, (gates.hidden[..., None], theta))
     H = now.H
     if not keeps:  # bit for bit H where alpha is 1
         H = tuple(torch.lerp(first, w, alpha) for w, first in zip(H, initial[1:], strict=True))
-    H = tuple(w if m is None else w + m for w, m in zip(H, moved, strict=True))
+    H, R = _move(state, H, now.R, pairs, (gates.hidden[..., None], theta))
     h_q, _ = spec.architecture.hidden([plain(w) for w in H], phi_q)
     y = _plus(q, h_q, W.mT) if spec.architecture.residual else h_q @ W.mT
     kept = tuple(x[:, :, 1:] for x in d) if spec.window > 1 else ()
@@ -59,10 +58,26 @@ def read_token(
     return y, _one_further(after, keys, values)
 
 
+def _opens(state: MemoryState) -> Tensor | bool:
+    """Whether a chunk begins here; [b] where rows differ, unless it can be seen that none does."""
+    if state.phase is not None:
+        return state.phase == 0
+    opens = state.offset == 0
+    return opens if opens.device.type != "cpu" or bool(opens.any()) else False
+
+
 def _plus(x: Tensor, a: Tensor, b: Tensor, scale: float = 1) -> Tensor:
     """x + scale a b, of matrices [b, h, .., ..]."""
     flat = (part.flatten(0, 1) for part in (x, a, b))
     return torch.baddbmm(*flat, alpha=scale).unflatten(0, x.shape[:2])
+
+
+def _onto(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + a b in the place of x, which was made here; a graph may hold it."""
+    if torch.is_grad_enabled():
+        return _plus(x, a, b)
+    flat = x.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
+    return flat.unflatten(0, x.shape[:2])
 
 
 def _one_further(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
@@ -102,27 +117,26 @@ def _with_own(spec: MemorySpec, d: Tensors, tape: Tensors, dh: Tensor) -> Tensor
 
 
 def _move(
-    spec: MemorySpec,
     state: MemoryState,
-    now: Learner,
+    H: Tensors,
+    R: Tensors,
     pairs: tuple[tuple[Tensor, Tensor], ...],
     gates: tuple[Tensor, Tensor],
-) -> tuple[tuple[Tensor | None, ...], Tensors]:
-    """What the hidden matrices step by, None where nothing is due, and their momentum."""
-    (mu, theta), optimizer = gates, spec.optimizer
+) -> tuple[Tensors, Tensors]:
+    """The hidden matrices behind their step, where one is due, and their momentum."""
+    (mu, theta), optimizer = gates, state.spec.optimizer
     if optimizer.heavy:
-        R = tuple(_plus(theta * r, mu * d, x) for r, (d, x) in zip(now.R, pairs, strict=True))
-        return R, R
+        R = tuple(_onto(theta * r, mu * d, x) for r, (d, x) in zip(R, pairs, strict=True))
+        return tuple(w + r for w, r in zip(H, R, strict=True)), R
     if not optimizer.orthogonal:
-        return tuple((mu * d) @ x for d, x in pairs), ()
-    R = tuple(_plus(theta * r, d, x) for r, (d, x) in zip(now.R, pairs, strict=True))
+        return tuple(_plus(w, mu * d, x) for w, (d, x) in zip(H, pairs, strict=True)), R
+    R = tuple(_onto(theta * r, d, x) for r, (d, x) in zip(R, pairs, strict=True))
     if state.phase is not None:
-        due = (state.phase + 1) % optimizer.period == 0
-        return tuple(mu * optimizer.orthogonalize(r) if due else None for r in R), R
+        if (state.phase + 1) % optimizer.period:
+            return H, R
+        return tuple(w + mu * optimizer.orthogonalize(r) for w, r in zip(H, R, strict=True)), R
     rows = ((state.offset + 1) % optimizer.period == 0).nonzero()[:, 0]
     if not len(rows):
-        return (None,) * len(R), R
-    steps = [mu[rows] * optimizer.orthogonalize(r[rows]) for r in R]
-    return tuple(
-        torch.zeros_like(r).index_copy(0, rows, s) for r, s in zip(R, steps, strict=True)
-    ), R
+        return H, R
+    steps = (mu[rows] * optimizer.orthogonalize(r[rows]) for r in R)
+    return tuple(w.index_add(0, rows, step) for w, step in zip(H, steps, strict=True)), R
