@@ -107,6 +107,7 @@ RUNS = (
     Run("in-context-recall", "recall", 2),
     Run("mad", "mad", 8),
     Run("capacity", "capacity", 0.2),
+    Run("one-pass", "one-pass --seeds 3", 0.1),
     Run("learnability", "learnability", 0.2),
 )
 

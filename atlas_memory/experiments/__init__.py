@@ -16,6 +16,7 @@ EXPERIMENTS = {
     "language": "language",
     "learnability": "learnability",
     "capacity": "capacity",
+    "one-pass": "one_pass",
     "ablation": "ablation",
     "window": "window",
     "scaling": "scaling",

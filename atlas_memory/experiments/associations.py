@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,43 +150,62 @@ def _solve(A: Tensor, b: Tensor) -> Tensor:
 # ---- one online pass through the engine ----------------------------------------------------------
 
 
+class Step(NamedTuple):
+    """Gates that are the same at every token; hidden: as in `Gates`."""
+
+    eta: float
+    theta: float = 0.0
+    hidden: float = 0.0
+
+
 @dataclass(frozen=True)
 class Pass:
-    """Error and recall of all pairs after one pass, one entry for every step size tried."""
+    """Error and recall of all pairs after one pass, one entry for every step that was tried.
+    numbers: how many a head carries on, all of its state."""
 
     errors: list[float]
     recalls: list[float]
+    numbers: int
 
 
 def online(
-    spec: MemorySpec,
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    steps: Sequence[tuple[float, float]],
-    seed: int,
+    spec: MemorySpec, pairs: Sequence[tuple[Tensor, Tensor]], steps: Sequence[Step], seed: int
 ) -> Pass:
-    """Read every sequence once with every (eta, theta); then ask for all of its pairs.
-
-    Sequences are rows and step sizes are heads of one call, so that all of them run together.
-    """
-    K = torch.stack([k for k, _ in pairs])[:, None].expand(-1, len(steps), -1, -1)
-    V = torch.stack([v for _, v in pairs])[:, None].expand(-1, len(steps), -1, -1)
-    eta, theta = torch.tensor(steps, dtype=K.dtype).T[..., None].expand(2, -1, K.shape[2])
+    """Read every sequence once with every step; then ask for all of its pairs."""
+    K, V = as_rows(pairs, len(steps))
+    eta, theta, hidden = (
+        torch.tensor(steps, dtype=K.dtype).T[:, None, :, None].expand(-1, *K.shape[:-1])
+    )
     gates = Gates(
-        eta=eta.expand(len(pairs), -1, -1),
-        theta=theta.expand(len(pairs), -1, -1) if spec.optimizer.momentum else None,
+        eta=eta,
+        theta=theta if spec.optimizer.momentum else None,
+        hidden=hidden if spec.online else None,
     )
     weights = initial_weights(spec, K.shape[-1], V.shape[-1], len(steps), seed)
     _, state = memorize(K, K, V, gates, weights, spec)
     phi = spec.features(K, spec.features.constants(K.shape[-1]))
     answers, _ = spec.architecture.forward([plain(W) for W in state.weights], phi, K)
+    return asked(answers, V, state.num_bytes)
+
+
+def as_rows(pairs: Sequence[tuple[Tensor, Tensor]], heads: int) -> tuple[Tensor, Tensor]:
+    """K [sequences, heads, m, dk] and V: sequences are rows and what is tried on all of them are
+    heads of one call, so that they run together."""
+    K = torch.stack([k for k, _ in pairs])[:, None].expand(-1, heads, -1, -1)
+    V = torch.stack([v for _, v in pairs])[:, None].expand(-1, heads, -1, -1)
+    return K, V
+
+
+def asked(answers: Tensor, V: Tensor, num_bytes: int) -> Pass:
+    """answers, V [sequences, heads, m, dv], of memories with so many bytes of state in all."""
     finite = torch.nan_to_num(answers, nan=math.inf, posinf=math.inf, neginf=-math.inf)
-    heads = range(len(steps))
-    errors = [error(finite[:, h], V[:, h]) for h in heads]
+    sequences, heads = V.shape[:2]
     recalls = [
-        sum(recall(a, v) for a, v in zip(answers[:, h], V[:, h], strict=True)) / len(pairs)
-        for h in heads
+        sum(recall(a, v) for a, v in zip(answers[:, h], V[:, h], strict=True)) / sequences
+        for h in range(heads)
     ]
-    return Pass(errors, recalls)
+    errors = [error(finite[:, h], V[:, h]) for h in range(heads)]
+    return Pass(errors, recalls, num_bytes // (sequences * heads * V.element_size()))
 
 
 def initial_weights(

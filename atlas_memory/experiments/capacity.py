@@ -9,6 +9,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from atlas_memory.experiments.associations import (
+    Step,
     draw,
     error,
     expected_rank,
@@ -196,14 +197,14 @@ class Online(Pairs):
         pairs = [
             draw(self.m, self.d, self.d, unit=True, seed=first + i) for i in range(self.sequences)
         ]
-        steps = list(product(self.etas, momenta))
+        steps = [Step(eta, theta) for eta, theta in product(self.etas, momenta)]
         done = online(spec, pairs, steps, self.seed)
         best = max(range(len(steps)), key=lambda i: done.recalls[i])
         exact = min(range(len(steps)), key=lambda i: done.errors[i])
         return {
             "recall": done.recalls[best],
-            "eta": steps[best][0],
-            "theta": steps[best][1],
+            "eta": steps[best].eta,
+            "theta": steps[best].theta,
             "error": done.errors[exact],
         }
 

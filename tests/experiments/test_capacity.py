@@ -79,7 +79,7 @@ def test_delta_rule_stores_orthonormal_keys_in_one_pass():
     )
     K = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).double())[0]
     _, V = pairs.draw(8, 8, 5, unit=False, seed=0)
-    done = pairs.online(spec, [(K, V)], [(1.0, 0.0), (0.25, 0.0)], seed=0)
+    done = pairs.online(spec, [(K, V)], [pairs.Step(1.0), pairs.Step(0.25)], seed=0)
     assert done.errors[0] < 1e-20
     assert done.recalls[0] == 1.0
     assert done.errors[1] == pytest.approx(0.75**2)
@@ -89,7 +89,9 @@ def test_divergence_is_an_infinite_error():
     spec = MemorySpec(
         Identity(), Matrix(), L2(), GradientDescent(), NoRetention(), window=16, chunk=1
     )
-    done = pairs.online(spec, [pairs.draw(2000, 4, 4, unit=True, seed=0)], [(1.0, 0.0)], seed=0)
+    done = pairs.online(
+        spec, [pairs.draw(2000, 4, 4, unit=True, seed=0)], [pairs.Step(1.0)], seed=0
+    )
     assert done.errors == [math.inf]
 
 
