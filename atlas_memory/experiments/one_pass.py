@@ -1,4 +1,4 @@
-"""What one reading leaves of the pairs, by every rule, at equal bytes.   [Atlas Sec. 3]
+"""What one reading leaves of the pairs, by every rule, at equal bytes.   [Atlas Sec. 3.2]
 
 P numbers hold at most P / dv values. Memories of about as many numbers read a share of that bound,
 or more, every pair once, and are then asked for all of them: what the window, momentum, Muon and
@@ -219,24 +219,28 @@ def _shown(recalls: list[float]) -> str:
 
 
 def plot(results: list[Result[Cell]], figure: Figure) -> None:
-    """Memories side by side; exact rules are lines, those of a chunk's start are dashed."""
+    """Memories side by side, every rule in its colour."""
     figure.set_size_inches(12, 5)
     memories = list(dict.fromkeys(r.cell.memory for r in results))
     panels = figure.subplots(1, len(memories), sharey=True, squeeze=False)[0]
-    colors: dict[str, str] = {}
+    names = list(dict.fromkeys(r.cell.name for r in results))
     for (memory, name, output), group in _rules_of(results).items():
-        ax = panels[memories.index(memory)]
-        color = colors.setdefault(name, f"C{len(colors) % 10}")
         by_load: dict[float, list[float]] = {}
         for r in group:
             by_load.setdefault(r.cell.load, []).append(r.figures["recall"])
-        style = "o-" if output == "online" else "s:"
-        label = f"{name}{'' if output == 'online' else ', from the start of a chunk'}"
-        means = [mean(by_load[load]) for load in sorted(by_load)]
-        ax.plot(sorted(by_load), means, style, color=color, label=label, ms=3)
+        points = [(load, mean(by_load[load])) for load in sorted(by_load)]
+        colour = f"C{names.index(name)}" if name != LEAST_SQUARES else "black"
+        exact = output == "online"
+        panels[memories.index(memory)].plot(
+            *zip(*points, strict=True),
+            "o-" if exact else "s:",
+            color=colour,
+            label=name if exact else f"{name}, not exact",
+            ms=3,
+        )
     for ax, memory in zip(panels, memories, strict=True):
         ax.set(xlabel="pairs / (P / dv)", title=memory, ylim=(0, 1.02))
-        ax.legend(fontsize=6)
+        ax.legend(fontsize=6, ncols=2)
     panels[0].set_ylabel("recall after one reading")
 
 

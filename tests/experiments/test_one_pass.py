@@ -3,8 +3,9 @@
 import pytest
 
 from atlas_memory.experiments.experiment import Result, Workspace
-from atlas_memory.experiments.one_pass import EXPERIMENT, PRESETS, Cell, run
+from atlas_memory.experiments.one_pass import EXPERIMENT, OPTIMIZERS, PRESETS, Cell, run
 from atlas_memory.experiments.runner import order
+from atlas_memory.memory.optimizers import Muon
 
 
 def recall(load=0.25, **rule):
@@ -25,6 +26,15 @@ def test_exact_writing_and_the_window_keep_more(memory):
         for rule in ({"output": "chunk"}, {}, {"window": 16})
     )
     assert stale < exact < window
+
+
+def test_more_steps_of_newton_schulz_memorize_better(monkeypatch):
+    """Up to about three; beyond them nothing is gained (docs/results/one-pass.md)."""
+    found = []
+    for steps in (0, 1, 3):
+        monkeypatch.setitem(OPTIMIZERS, "Muon", Muon(steps=steps))
+        found.append(recall(0.5, optimizer="Muon", window=4, output="chunk")["recall"])
+    assert found[0] + 0.05 < found[1] < found[2] - 0.05
 
 
 def test_memories_have_about_as_many_numbers_and_state_is_counted_whole():
