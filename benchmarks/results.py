@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -67,6 +68,11 @@ class Run:
     def folder(self) -> Folder:
         return Folder(WORK / self.name)
 
+    @property
+    def out(self) -> str:
+        """From the root: a report tells its command, and not where it was run."""
+        return os.path.relpath(self.folder.path, ROOT)
+
     def unpack(self) -> None:
         """Cells that docs/results has are there."""
         self.folder.prepare()
@@ -77,8 +83,9 @@ class Run:
     def bring_back(self) -> None:
         """What is finished becomes the report of docs/results."""
         command = [sys.executable, "-m", "atlas_memory.cli", "experiment", *self.words()]
-        command += ["--out", str(self.folder.path), "--so-far", "--json"]
-        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0:
+        command += ["--out", self.out, "--so-far", "--json"]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode == 0:
             for suffix in (".json", ".png"):
                 made = self.folder.path / f"{self.words()[0]}{suffix}"
                 shutil.copyfile(made, KEPT / f"{self.name}{suffix}")
@@ -122,9 +129,9 @@ def _value(text: str) -> object:
 def execute(run: Run, threads: int, deadline: float) -> None:
     """Run the missing cells of an experiment until they are finished or the time is over."""
     command = [sys.executable, "-m", "atlas_memory.cli", "experiment", *run.words()]
-    command += ["--out", str(run.folder.path), "--threads", str(threads)]
+    command += ["--out", run.out, "--threads", str(threads)]
     print("$", shlex.join(["atlas", *command[3:]]), flush=True)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         process.wait(max(0.0, deadline - time.monotonic()))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
