@@ -65,6 +65,7 @@ class Width:
     rope_theta: float = 10_000.0
     designed_heads: str = "half"
     admission: bool = False
+    products: str = "float32"
 
     def memory_layer(self) -> MemoryLayer:
         if self.memory is None:
@@ -77,6 +78,7 @@ class Width:
             self.memory,
             designed_heads=self.designed_heads,
             admission=self.admission,
+            products=self.products,
         )
 
     def attention(self, window: int | None, conv: int = 0, persistent: int = 0) -> nn.Module:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from atlas_memory.blocks import Mixer, Width, mixer_from_dict, mixer_to_dict
 from atlas_memory.family import SIZES, VARIANTS, preset
 from atlas_memory.layers.projections import designed_count
+from atlas_memory.memory.products import require_products
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.names import suggest
 
@@ -39,6 +40,7 @@ class AtlasConfig(PreTrainedConfig):
     designed_heads: how many heads of a memory start with q = k and an output map that undoes that
     of the values, "all", "half" or "none".
     admission: memories have a write gate that decides which tokens they take in.
+    memory_products: "bfloat16" rounds the factors of the memories' matrix products, nothing else.
     rollback: tokens that `AtlasCache.crop` can always take back.
     """
 
@@ -55,6 +57,7 @@ class AtlasConfig(PreTrainedConfig):
     memory: dict[str, Any] | None = None
     designed_heads: str = "half"
     admission: bool = False
+    memory_products: str = "float32"
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
@@ -90,7 +93,7 @@ class AtlasConfig(PreTrainedConfig):
     def width(self) -> Width:
         heads = self.num_attention_heads
         shape = self.hidden_size, heads, self.memory_spec, self.rope_theta
-        return Width(*shape, self.designed_heads, self.admission)
+        return Width(*shape, self.designed_heads, self.admission, self.memory_products)
 
     def mixer_of_layer(self) -> list[Mixer]:
         """The mixer of every layer: the pattern, repeated over the depth."""
@@ -184,6 +187,7 @@ def _check_shape(config: AtlasConfig) -> None:
             f"hidden_size={config.hidden_size}; choose from: {', '.join(map(str, divisors))}"
         )
     designed_count(config.designed_heads, config.num_attention_heads)
+    require_products(config.memory_products, "memory_products")
 
 
 AutoConfig.register(AtlasConfig.model_type, AtlasConfig, exist_ok=True)

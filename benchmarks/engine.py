@@ -82,13 +82,14 @@ def engine(
     window: int = 1,
     optimizer: object | None = None,
     output: str = "chunk",
+    products: str = "float32",
 ) -> Run:
     qkv, gates, weights = draw(tokens, dim, window)
     chosen = spec(window, optimizer, output)
     gates = gates if chosen.optimizer.momentum else replace(gates, theta=None)
 
     def run() -> None:
-        y, _ = am.memorize(*qkv, gates, weights, chosen)
+        y, _ = am.memorize(*qkv, gates, weights, chosen, products=products)
         y.sum().backward()
 
     return run
@@ -201,6 +202,11 @@ def row_online_window(rounds: int) -> Row:
     return Row('output="online": c = 4 against c = 1', figure, 2.0, "below", "time")
 
 
+def row_products(rounds: int) -> Row:
+    figure = ratio(engine(), engine(products="bfloat16"), rounds)
+    return Row('speed of products="bfloat16"', figure, 1.3, "above", "against float32")
+
+
 def row_work(rounds: int) -> Row:
     product = matmul()
     share = ratio(product, engine(), rounds)
@@ -269,6 +275,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "window64": row_window(64, 2.0),
     "online": row_online,
     "online-window": row_online_window,
+    "products": row_products,
     "work": row_work,
     "muon": row_muon(1, 25),
     "muon-chunk": compiled(row_muon(CHUNK, 1.6)),

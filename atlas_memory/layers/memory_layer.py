@@ -19,6 +19,7 @@ from atlas_memory.layers.gates import (
 from atlas_memory.layers.projections import ConvState, Projections, ReadOut, require_heads
 from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.memory import Gates, MemorySpec, MemoryState, memorize
+from atlas_memory.memory.products import require_products
 from atlas_memory.memory.state import read_tensors, write_tensors
 from atlas_memory.memory.tree import State, leaves
 
@@ -55,6 +56,7 @@ class MemoryLayer(nn.Module):
     the feature map's coefficients. What the memory learns while it reads is in the state.
     designed_heads: how many heads start as `Projections` says, "all", "half" or "none".
     admission: a write gate decides which tokens the memory takes in (`gates.py`).
+    products: "bfloat16" rounds the factors of the memory's matrix products.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class MemoryLayer(nn.Module):
         designed_heads: str = "half",
         admission: bool = False,
         floor: float = 1e-6,
+        products: str = "float32",
     ) -> None:
         super().__init__()
         _require_bounded(spec, admission)
-        self.heads, self.spec = heads, spec
+        require_products(products)
+        self.heads, self.spec, self.products = heads, spec, products
         self.head_dim = require_heads(dim, heads)
         self.projections = Projections(dim, heads, designed_heads)
         self.gates = GateProjections(dim, heads, spec)
@@ -146,6 +150,7 @@ class MemoryLayer(nn.Module):
             lengths=lengths,
             check=False,
             sparse=self.write_gate is not None,
+            products=self.products,
         )
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
 

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
 from atlas_memory.memory.graphs import OwnBackward, scalar
+from atlas_memory.memory.products import matmul
 
 LinearMap = Callable[[Tensor], Tensor]
 Tape = tuple[Tensor, ...]
@@ -27,7 +28,7 @@ SMALL = 1e-4  # what keeps the length of a hidden layer of zeros from dividing b
 
 def plain(W: Tensor) -> LinearMap:
     """x -> W x for a matrix stored [.., out, in] and x [.., t, in]."""
-    return lambda x: x @ W.mT
+    return lambda x: matmul(x, W.mT)
 
 
 class _ThroughGelu(OwnBackward):
@@ -176,7 +177,7 @@ class _Deep(Architecture, ABC):
 
     def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]:
         phi, h, *own = tape
-        return ((e, h), *((d, phi) for d in self.back(tuple(own), e @ W[0])))
+        return ((e, h), *((d, phi) for d in self.back(tuple(own), matmul(e, W[0]))))
 
 
 @dataclass(frozen=True)

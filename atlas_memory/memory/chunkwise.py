@@ -36,6 +36,7 @@ from atlas_memory.memory.omega import (
     write_pairs,
 )
 from atlas_memory.memory.optimizers import FEW, Optimizer, orthogonal
+from atlas_memory.memory.products import baddbmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Tokens, flat, gather
@@ -338,7 +339,7 @@ def mapped_body(spec: MemorySpec) -> Body:
             if c.B is not None and c.T is not None and c.P is not None:
                 L_t = L_t + c.B[..., None] * S[i][:, None]
                 scaled = c.P[:, -1, :, None] * p[1]
-                momenta.append(torch.baddbmm(c.T[:, -1:] * S[i], p[0].mT, scaled))
+                momenta.append(baddbmm(c.T[:, -1:] * S[i], p[0].mT, scaled))
             made.append(L_t)
         weights = [pad(spec.retention.weights(L_t), (0, 0, 0, 0, 1, 0)) for L_t in made]
         y, _ = spec.architecture.forward([Segments(w, None, 1) for w in weights], phi_q, q)

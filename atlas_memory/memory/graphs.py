@@ -12,8 +12,9 @@ ever gets a full-size gradient of its own. The first `kept` blocks keep their gr
 many as fit into a fixed budget; beyond it one block's intermediates are the most alive.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -58,11 +59,12 @@ def compile_chunks(on: bool = True) -> None:
 
 def chunk_body(make: Callable[..., Made], *choices: Any) -> Made:
     """make(*choices), compiled once for all chunks alike where `compile_chunks` asks for it."""
-    return _compiled(make, *choices) if _compiles else make(*choices)
+    return _compiled(make, rounds(), *choices) if _compiles else make(*choices)
 
 
 @lru_cache(maxsize=64)
-def _compiled(make: Callable[..., Any], *choices: Any) -> Any:
+def _compiled(make: Callable[..., Any], rounded: bool, *choices: Any) -> Any:
+    """rounded: what is compiled with the one precision is not for the other."""
     return torch.compile(make(*choices), dynamic=False)
 
 
@@ -74,6 +76,23 @@ def as_given(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
+_precision = threading.local()
+
+
+def rounds() -> bool:
+    """Whether factors of products are rounded to bfloat16 (`products.py`)."""
+    return getattr(_precision, "rounds", False)
+
+
+@contextmanager
+def rounding(on: bool) -> Iterator[None]:
+    before, _precision.rounds = rounds(), on
+    try:
+        yield
+    finally:
+        _precision.rounds = before
+
+
 class _NoGraph:
     """Stands for the node of a graph where there is none: keeps nothing."""
 
@@ -82,7 +101,27 @@ class _NoGraph:
 
 
 class OwnBackward(torch.autograd.Function):
-    """A function whose backward pass is written out; a type checker knows `apply`."""
+    """A function whose backward pass is written out; a type checker knows `apply`.
+
+    Its products are rounded on the way back as they were on the way there, on whatever thread.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        there, back = cls.forward, cls.backward
+
+        @wraps(there)
+        def forward(ctx: Any, *given: Any) -> Any:
+            ctx.rounds = rounds()
+            return there(ctx, *given)
+
+        @wraps(back)
+        def backward(ctx: Any, *given: Any) -> Any:
+            with rounding(ctx.rounds):
+                return back(ctx, *given)
+
+        changed: Any = cls
+        changed.forward, changed.backward = staticmethod(forward), staticmethod(backward)
 
     if TYPE_CHECKING:
 

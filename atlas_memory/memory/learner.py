@@ -39,6 +39,7 @@ from atlas_memory.memory.omega import (
     write_pairs,
 )
 from atlas_memory.memory.optimizers import FEW, Optimizer, Steps, orthogonal
+from atlas_memory.memory.products import baddbmm, bmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tree import Tensors
@@ -237,13 +238,13 @@ def _asked(phi_q: Tensor, left: Tensor, first: Tensors, forgets: bool) -> Tensor
         return (phi_q,)
     left = left[:, : phi_q.shape[1]]  # streams are filled up to whole blocks
     lost = 1 - left
-    return (left * phi_q, *(lost * torch.bmm(phi_q, w.mT) for w in first))
+    return (left * phi_q, *(lost * bmm(phi_q, w.mT) for w in first))
 
 
 def _found(asked: Tensors, n: int, H: Tensor) -> Tensor:
     """(left H + (1 - left) H_0) phi(q) of matrix n."""
     x, *newborn = asked
-    return torch.baddbmm(newborn[n], x, H.mT) if newborn else torch.bmm(x, H.mT)
+    return baddbmm(newborn[n], x, H.mT) if newborn else bmm(x, H.mT)
 
 
 def _left(first: Tensor, H: Tensor, share: Tensor, forgets: bool) -> Tensor:
@@ -263,13 +264,13 @@ class Summed:
         self, now: Learner, first: Tensors, asked: Tensors, pairs: Written, count: Tensor | None
     ) -> Moved:
         (phi_q, *kept), c = asked, self.coefficients
-        weighted = c.C * torch.bmm(phi_q, pairs[0][1].mT)
+        weighted = c.C * bmm(phi_q, pairs[0][1].mT)
         z = tuple(
-            torch.baddbmm(_found(tuple(kept), n, w), weighted, d)
+            baddbmm(_found(tuple(kept), n, w), weighted, d)
             for n, (w, (d, _)) in enumerate(zip(now.H, pairs, strict=True))
         )
         if c.B is not None:
-            z = tuple(x + c.B * torch.bmm(phi_q, r.mT) for x, r in zip(z, now.R, strict=True))
+            z = tuple(x + c.B * bmm(phi_q, r.mT) for x, r in zip(z, now.R, strict=True))
         return Moved(z, *self._end(now, first, pairs, count))
 
     def _end(
@@ -343,7 +344,7 @@ class MuonSteps:
         kept = _left(first[:, None], H[:, None], A, self.forgets)
         if N.shape[1] == 1:
             return torch.addcmul(kept, E[..., None], N)
-        return kept + torch.bmm(E, N.flatten(2)).unflatten(2, N.shape[2:])
+        return kept + bmm(E, N.flatten(2)).unflatten(2, N.shape[2:])
 
     def _runs(self, asked: Tensors, n: int, stepped: Tensor) -> Tensor:
         """Every query with the matrix of the last step before it: a few long runs, or one each."""

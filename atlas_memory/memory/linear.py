@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.graphs import Body, OwnBackward, table
+from atlas_memory.memory.graphs import Body, OwnBackward, rounds, table
 from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
@@ -31,6 +31,7 @@ from atlas_memory.memory.omega import (
     coefficients,
     rows_at,
 )
+from atlas_memory.memory.products import bmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import Tensors
 
@@ -154,11 +155,22 @@ class Pairs:
 
     def end(self, c: Exact) -> Tensors:
         """W (and S) with the weights of the last token."""
-        W = _Added.run(c.now[:, -1, :, None], self.V, self.K)
+        carried = 1 if c.momentum is None else 2
+        W = _added(c.now[:, -1, :, None], self.V, self.K, carried)
         if c.momentum is None:
             return (W,)
         old = self.V.shape[2]  # S has no part in W
-        return W, _Added.run(c.momentum[:, -1, :, None], self.V[:, old:], self.K[:, old:])
+        return W, _added(c.momentum[:, -1, :, None], self.V[:, old:], self.K[:, old:], 1)
+
+
+def _added(weights: Tensor, V: Tensor, K: Tensor, carried: int) -> Tensor:
+    """sum_i weights_i V_i (x) K_i; the matrices in front, with unit vectors as V, are not rounded,
+    or a state would be at every block."""
+    if not rounds():
+        return _Added.run(weights, V, K)
+    dv, old = V.shape[2], carried * V.shape[2]
+    kept = (weights * K)[:, :old].unflatten(1, (carried, dv)).sum(dim=1)
+    return kept + _Added.run(weights[:, old:], V[:, old:], K[:, old:])
 
 
 class _Added(OwnBackward):
@@ -168,15 +180,15 @@ class _Added(OwnBackward):
     def forward(ctx: Any, weights: Tensor, V: Tensor, K: Tensor) -> Tensor:
         weighted = weights * V
         ctx.save_for_backward(weights, V, K, weighted)
-        return torch.bmm(weighted.mT, K)
+        return bmm(weighted.mT, K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dW: Tensor) -> Tensors:
         weights, V, K, weighted = ctx.saved_tensors
-        passed = torch.bmm(K, dW.mT)
+        passed = bmm(K, dW.mT)
         d_weights = (passed * V).sum(dim=-1, keepdim=True)
-        return d_weights, passed.mul_(weights), torch.bmm(weighted, dW)
+        return d_weights, passed.mul_(weights), bmm(weighted, dW)
 
 
 class _Weighted(OwnBackward):
@@ -184,23 +196,23 @@ class _Weighted(OwnBackward):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, A: Tensor, weights: Tensor, B: Tensor) -> Tensor:
-        scores = torch.bmm(x, A.mT)
+        scores = bmm(x, A.mT)
         weighted = scores * weights
         ctx.save_for_backward(x, A, weights, B, scores, weighted)
-        return torch.bmm(weighted, B)
+        return bmm(weighted, B)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tensors:
         x, A, weights, B, scores, weighted = ctx.saved_tensors
-        d_weighted = torch.bmm(dy, B.mT)
+        d_weighted = bmm(dy, B.mT)
         d_weights = d_weighted * scores
         d_scores = d_weighted.mul_(weights)
         return (
-            torch.bmm(d_scores, A),
-            torch.bmm(d_scores.mT, x),
+            bmm(d_scores, A),
+            bmm(d_scores.mT, x),
             d_weights,
-            torch.bmm(weighted.mT, dy),
+            bmm(weighted.mT, dy),
         )
 
 
@@ -243,7 +255,7 @@ class _Errors(OwnBackward):
     @staticmethod
     def forward(ctx: Any, K: Tensor, v: Tensor, before: Tensor) -> Tensor:
         dv, old = v.shape[2], K.shape[1] - v.shape[1]
-        found = torch.bmm(K[:, old:], K.mT)
+        found = bmm(K[:, old:], K.mT)
         products = _by_token(found, before).flatten(1, 2)
         for begin in range(0, old, dv):
             v = v - products[..., begin : begin + dv]
@@ -258,12 +270,12 @@ class _Errors(OwnBackward):
         K, before, found, system, e = ctx.saved_tensors
         n, old, m = e.shape[1], K.shape[1] - e.shape[1], before.shape[1]
         g = torch.linalg.solve_triangular(system.mT, de, upper=True, unitriangular=True)
-        lower = torch.bmm(g, e.mT).tril_(-1)
+        lower = bmm(g, e.mT).tril_(-1)
         wide = torch.cat([*(g for _ in range(old // g.shape[2])), lower], dim=2).neg_()
         d_before = (wide * found).unflatten(1, (m, -1)).sum(dim=2) if n > m else wide * found
         d_found = _by_token(wide, before).flatten(1, 2)
-        dK = torch.bmm(d_found.mT, K[:, old:])
-        dK[:, old:].add_(torch.bmm(d_found, K))
+        dK = bmm(d_found.mT, K[:, old:])
+        dK[:, old:].add_(bmm(d_found, K))
         return dK, g, d_before
 
 

@@ -8,13 +8,14 @@ from torch import Tensor
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
 from atlas_memory.memory.chunkwise import memorize_chunkwise
 from atlas_memory.memory.decode import decode
-from atlas_memory.memory.graphs import as_given, untraced
+from atlas_memory.memory.graphs import as_given, rounding, untraced
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.learner import newborn, to_state
 from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.online import memorize_online_recurrent
 from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
+from atlas_memory.memory.products import require_products
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import KernelPast, MemoryState
@@ -40,6 +41,7 @@ def memorize(
     lengths: Tensor | None = None,
     check: bool = True,
     sparse: bool = False,
+    products: str = "float32",
 ) -> tuple[Tensor, MemoryState]:
     """Read the tokens (q, k, v), learning to map k to v; answer every q with what is known then.
 
@@ -49,14 +51,16 @@ def memorize(
     what follows is padding. check=False: the caller vouches for shapes and values, which then no
     tensor is asked for. sparse=True: chunks in which no gate writes or forgets are read only, where
     no gradients are wanted and gates can be looked at without waiting for a device.
+    products: "bfloat16" rounds the factors of matrix products, and nothing else (`products.py`).
     Returns y [b, h, t, dv] and the state behind the last token.
     """
+    require_products(products)
     if check:
         check_form(form, FORMS)
         check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
         check_constants(spec, coefficients, k)
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    with as_given(q):
+    with as_given(q), rounding(products == "bfloat16"):
         qkv = q.to(dtype), k.to(dtype), v.to(dtype)
         constants = _constants(spec, coefficients, qkv[1])
         initial = _initial(spec, weights, q.shape[0], dtype)

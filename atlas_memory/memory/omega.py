@@ -23,6 +23,7 @@ from torch.nn.functional import pad, threshold
 
 from atlas_memory.memory.architectures import RankOne
 from atlas_memory.memory.graphs import OwnBackward, count, table
+from atlas_memory.memory.products import baddbmm, baddbmm_, bmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State, Tensors
 
@@ -303,30 +304,30 @@ class _Read(OwnBackward):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         x, X, d, W, S, A, B, C = inputs
-        scores = torch.bmm(x, X.mT)
+        scores = bmm(x, X.mT)
         weighted = C * scores
         if W.shape[-1] <= W.shape[-2]:
-            z = torch.bmm(A * x, W.mT)
+            z = bmm(A * x, W.mT)
             if S is not None:
-                z.baddbmm_(B * x, S.mT)
+                baddbmm_(z, B * x, S.mT)
         else:
-            z = torch.bmm(x, W.mT).mul_(A)
+            z = bmm(x, W.mT).mul_(A)
             if S is not None:
-                z.addcmul_(B, torch.bmm(x, S.mT))
+                z.addcmul_(B, bmm(x, S.mT))
         ctx.save_for_backward(*inputs, scores, weighted)
-        return z.baddbmm_(weighted, d)
+        return baddbmm_(z, weighted, d)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, X, d, W, S, A, B, C, scores, weighted = ctx.saved_tensors
-        d_weighted = torch.bmm(dz, d.mT)
+        d_weighted = bmm(dz, d.mT)
         dC = d_weighted * scores
         d_scores = d_weighted.mul_(C)
-        dx, dX = torch.bmm(d_scores, X), torch.bmm(d_scores.mT, x)
+        dx, dX = bmm(d_scores, X), bmm(d_scores.mT, x)
         dW, dA = _carried_backward(dx, dz, x, W, A)
         dS, dB = (None, None) if S is None else _carried_backward(dx, dz, x, S, B)
-        return dx, dX, torch.bmm(weighted.mT, dz), dW, dS, dA, dB, dC
+        return dx, dX, bmm(weighted.mT, dz), dW, dS, dA, dB, dC
 
 
 def _carried_backward(
@@ -334,12 +335,12 @@ def _carried_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of W and scale for z = scale * (W x); adds that of x to dx."""
     if W.shape[-1] <= W.shape[-2]:
-        passed = torch.bmm(dz, W)
+        passed = bmm(dz, W)
         dx.addcmul_(scale, passed)
-        return torch.bmm(dz.mT, scale * x), _dot(passed, x)
+        return bmm(dz.mT, scale * x), _dot(passed, x)
     scaled = scale * dz
-    dx.baddbmm_(scaled, W)
-    return torch.bmm(scaled.mT, x), _dot(dz, torch.bmm(x, W.mT))
+    baddbmm_(dx, scaled, W)
+    return bmm(scaled.mT, x), _dot(dz, bmm(x, W.mT))
 
 
 class _Write(OwnBackward):
@@ -347,15 +348,15 @@ class _Write(OwnBackward):
     def forward(ctx: Any, carried: Tensor, X: Tensor, d: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(X, d, weights)
         if X.shape[-1] <= d.shape[-1]:
-            return torch.baddbmm(carried, d.mT, weights * X)
-        return torch.baddbmm(carried, (weights * d).mT, X)
+            return baddbmm(carried, d.mT, weights * X)
+        return baddbmm(carried, (weights * d).mT, X)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dW: Tensor) -> tuple[Tensor, ...]:
         X, d, weights = ctx.saved_tensors
         if X.shape[-1] <= d.shape[-1]:
-            passed = torch.bmm(d, dW)
-            return dW, weights * passed, torch.bmm(weights * X, dW.mT), _dot(passed, X)
-        passed = torch.bmm(X, dW.mT)
-        return dW, torch.bmm(weights * d, dW), weights * passed, _dot(passed, d)
+            passed = bmm(d, dW)
+            return dW, weights * passed, bmm(weights * X, dW.mT), _dot(passed, X)
+        passed = bmm(X, dW.mT)
+        return dW, bmm(weights * d, dW), weights * passed, _dot(passed, d)

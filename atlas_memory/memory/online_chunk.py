@@ -31,6 +31,7 @@ from atlas_memory.memory.learner import (
 from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
 from atlas_memory.memory.omega import by_block, decays
 from atlas_memory.memory.optimizers import FEW, Alike, Apart, Steps
+from atlas_memory.memory.products import baddbmm, matmul
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Blocks, Tokens, cut_blocks, flat, gather
@@ -218,13 +219,13 @@ def _pass_by(
     per_row = spec.features.per_row(constants, len(q))
     phi_k, phi_q = features(spec, k, q, per_row)
     maps, W = [plain(w) for w in now.H], now.W[0]
-    y = spec.architecture.hidden(maps, phi_q)[0] @ W.mT
+    y = matmul(spec.architecture.hidden(maps, phi_q)[0], W.mT)
     d: Tensors = ()
     if back:
         h, tape = spec.architecture.hidden(maps, phi_k)
         e = error(spec, k, v)
-        e = e if spec.bias.hebbian else torch.baddbmm(e, h, W.mT, alpha=-1)
-        d = bounded_back(spec, tape, e @ W)
+        e = e if spec.bias.hebbian else baddbmm(e, h, W.mT, alpha=-1)
+        d = bounded_back(spec, tape, matmul(e, W))
     return (y + q if spec.architecture.residual else y), replace(now, H_start=now.H, d=d)
 
 
@@ -356,8 +357,8 @@ def _rank_one(
     W = now.W[0]
     older = target[:, :back]
     if not spec.bias.hebbian:
-        older = torch.baddbmm(older, h[:, :back], W.mT, alpha=-1)
-    d = bounded_back(spec, tape, torch.cat([older @ W, dh], dim=1))
+        older = baddbmm(older, h[:, :back], W.mT, alpha=-1)
+    d = bounded_back(spec, tape, torch.cat([matmul(older, W), dh], dim=1))
     if opens is True:
         return d
     kept = where(opens, tuple(x[:, :back] for x in d), now.d)

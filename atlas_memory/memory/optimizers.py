@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import OwnBackward
+from atlas_memory.memory.products import baddbmm, baddbmm_, bmm
 from atlas_memory.memory.tree import Tensors
 
 KELLER = (3.4445, -4.7750, 2.0315)
@@ -166,10 +167,10 @@ class _Direct(OwnBackward):
     def forward(ctx: Any, X: Tensor, steps: int, *coefficients: float) -> Tensor:
         (a, b, c), kept = coefficients, []
         for _ in range(steps):
-            A = torch.bmm(X, X.mT)
-            B = torch.baddbmm(A, A, A, beta=b, alpha=c)
+            A = bmm(X, X.mT)
+            B = baddbmm(A, A, A, beta=b, alpha=c)
             kept += [X, A, B]
-            X = torch.baddbmm(X, B, X, beta=a)
+            X = baddbmm(X, B, X, beta=a)
         ctx.coefficients = coefficients
         ctx.save_for_backward(*kept)
         return X
@@ -180,27 +181,27 @@ class _Direct(OwnBackward):
         (a, b, c), kept = ctx.coefficients, ctx.saved_tensors
         for i in reversed(range(0, len(kept), 3)):
             X, A, B = kept[i : i + 3]
-            dB = torch.bmm(dX, X.mT)
+            dB = bmm(dX, X.mT)
             dB = dB + dB.mT
-            dA = torch.baddbmm(dB, A, dB, beta=b / 2, alpha=c)
-            dX = torch.baddbmm(dX, B, dX, beta=a).baddbmm_(dA + dA.mT, X)
+            dA = baddbmm(dB, A, dB, beta=b / 2, alpha=c)
+            dX = baddbmm_(baddbmm(dX, B, dX, beta=a), dA + dA.mT, X)
         return dX, *(None,) * 4
 
 
 def _by_gram(X: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:
     """Q with NS_k(X) = Q X, from A = X X^T. Q and A commute, so A <- P A P follows X <- P X."""
-    A = torch.bmm(X, X.mT)
+    A = bmm(X, X.mT)
     Q = None
     for step in range(steps):
-        P = torch.baddbmm(A, A, A, beta=b, alpha=c)  # without the a on its diagonal
-        Q = P if Q is None else torch.baddbmm(Q, P, Q, beta=a)
+        P = baddbmm(A, A, A, beta=b, alpha=c)  # without the a on its diagonal
+        Q = P if Q is None else baddbmm(Q, P, Q, beta=a)
         if step == 0:
             Q = P + a * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
         if step + 1 < steps:
-            half = torch.baddbmm(A, P, A, beta=a)
-            A = torch.baddbmm(half, half, P, beta=a)
+            half = baddbmm(A, P, A, beta=a)
+            A = baddbmm(half, half, P, beta=a)
     assert Q is not None
-    return torch.bmm(Q, X)
+    return bmm(Q, X)
 
 
 def orthogonal(optimizer: Optimizer, S: list[Tensor]) -> list[Tensor]:
