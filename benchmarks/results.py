@@ -34,6 +34,7 @@ KEPT, WORK = ROOT / "docs/results", ROOT / "runs/results"
 PATIENCE = 60  # seconds in which an experiment that is told to stop must have stopped
 LONG = "--set 'lengths=[[4000,32],[16000,16],[128000,8],[1000000,8]]'"
 LONGEST = "--set 'lengths=[[4000,32],[16000,16],[128000,8],[1000000,8],[10000000,8]]'"
+OTHERS = "--set 'lengths=[[4000,32],[16000,16],[128000,8],[1000000,8],[10000000,4]]'"
 LEAGUE = (
     "atlas,omeganet,titans,titans_minus,ttt_mlp,atlas_mag,atlas_mal,"
     "gated_deltanet,deltanet,mamba2,swa,transformer_plus"
@@ -103,6 +104,7 @@ RUNS = (
         f"babilong --variants atlas,atlas_mac,titans,omeganet,gated_deltanet,swa --seeds 3 {LONG}",
         14,
     ),
+    Run("babilong-others", f"babilong --variants gated_deltanet,titans {OTHERS}", 35),
     Run("babilong-qa2", f"babilong --variants atlas,atlas_mac --set task=qa2 {LONG}", 14),
     Run("babilong-qa3", f"babilong --variants atlas,atlas_mac --set task=qa3 {LONG}", 14),
     Run("ablation", "ablation --preset narrow --seeds 3", 5),
