@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from atlas_memory.experiments.experiment import Experiment, Result, Seeded, Table, Workspace
 from atlas_memory.experiments.language_model import (
     paper_recipe,
@@ -20,11 +22,13 @@ from atlas_memory.experiments.language_model import (
     recipe_of,
     train_prepared,
 )
-from atlas_memory.experiments.text_models import SECOND, second
+from atlas_memory.experiments.text_models import SECOND, score, second
+from atlas_memory.training.prepare import equal_width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.training.prepare import Prepared
 
 VARIANTS = ("transformer_plus", "gated_deltanet", "titans", "omeganet", "atlas")
@@ -74,12 +78,14 @@ _QUICK = {
 class Settings:
     """recipe: a name, or its keys with dots. changes: of the recipe, by variant.
 
-    items: HELD_OUT, a folder, or None for the hub's. limit: of each task.
+    parameters: what feed-forward networks fill every model up to. items: HELD_OUT, a folder, or
+    None for the hub's. limit: of each task.
     """
 
     recipe: str | dict[str, Any]
     tasks: list[str]
     changes: dict[str, Any] = field(default_factory=dict)
+    parameters: int | None = None
     items: str | None = HELD_OUT
     limit: int | None
 
@@ -107,7 +113,7 @@ PRESETS = {
         tasks=_THREE,
         limit=2,
     ),
-    "small": Settings(recipe=_QUICK, tasks=_THREE, limit=100),
+    "small": Settings(recipe=_QUICK, tasks=_THREE, parameters=760_000, limit=100),
     "paper": Settings(recipe="760m", tasks=NINE, items=None, limit=None),
 }
 
@@ -135,7 +141,18 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     for task in cell.tasks:
         for metric in TASKS[task][1]:
             figures[f"{task} {metric}"] = report["tasks"][task][metric]
-    return {**figures, "average": report.get("average")}
+    return {**figures, **_of_a_window(loaded.model, what), "average": report.get("average")}
+
+
+def _of_a_window(model: AtlasForCausalLM, what: Prepared) -> dict[str, Any]:
+    """Bits per byte in stretches of a window of text, and the state behind its last token."""
+    bits = score(model, what.validation, what.recipe.train.batch)
+    with torch.inference_mode():
+        cache = model(what.validation[0]["input_ids"][None], use_cache=True).past_key_values
+    return {
+        "by_position": [float(f"{b / (what.bytes_per_token or 1):.4f}") for b in bits],
+        "state_bytes": cache.num_bytes,
+    }
 
 
 def _recipe(cell: Cell, folder: Path) -> Any:
@@ -144,7 +161,11 @@ def _recipe(cell: Cell, folder: Path) -> Any:
     plain = {**cell.recipe, **cell.changes}
     if plain["data.source"] == GENERATED:
         plain["data.source"] = str(write_text(folder / "text"))
-    return recipe_of(plain, cell.variant, cell.seed)
+    recipe = recipe_of(plain, cell.variant, cell.seed)
+    if cell.parameters is None:
+        return recipe
+    width = equal_width(recipe.model.config(), cell.parameters)
+    return recipe_of({**plain, "model.intermediate_size": width}, cell.variant, cell.seed)
 
 
 def write_text(folder: Path) -> Path:
@@ -187,11 +208,20 @@ def table(results: list[Result[Cell]]) -> Table:
         figures = [round(mean(f[m] for f in own), 4) for m in metrics]
         average = own[0]["average"] and round(100 * mean(f["average"] for f in own), 2)
         again = second([r for r in results if r.cell.variant == variant])
+        state = own[0].get("state_bytes")
         here = [bits and round(bits, 4), again and round(again, 3)]
-        rows.append([variant, *here, *figures, average, *_paper(variant)])
+        sizes = [own[0]["parameters"], state and round(state / 1000, 1), _speed(own)]
+        rows.append([variant, *here, *sizes, *figures, average, *_paper(variant)])
     paper = ("paper wiki ppl", "paper LMB ppl", "paper average")
     notes = ["the paper's figures are those of 760M parameters and 30B tokens"]
-    return Table(("variant", "bits per byte", SECOND, *metrics, "average", *paper), rows, notes)
+    sizes = ("parameters", "state KB", "tokens/s in training")
+    head = ("variant", "bits per byte", SECOND, *sizes, *metrics, "average", *paper)
+    return Table(head, rows, notes)
+
+
+def _speed(figures: list[dict[str, Any]]) -> int | None:
+    seconds = sum(f.get("seconds") or 0 for f in figures)
+    return round(sum(f["tokens"] for f in figures) / seconds) if seconds else None
 
 
 def _paper(variant: str) -> tuple[float | None, ...]:
@@ -199,12 +229,12 @@ def _paper(variant: str) -> tuple[float | None, ...]:
 
 
 def plot(results: list[Result[Cell]], figure: Figure) -> None:
-    """Word perplexity of every variant, ours and the paper's, each over its own axis."""
+    """Bits per byte of every variant here, and the paper's word perplexity."""
     rows = table(results).rows
     names = [row[0] for row in rows]
     ours, theirs = figure.subplots(1, 2)
-    ours.barh(names, [row[3] for row in rows])
-    ours.set(title="here", xlabel="Wikitext word perplexity")
+    ours.barh(names, [row[1] or 0 for row in rows])
+    ours.set(title="here", xlabel="bits per byte")
     theirs.barh(names, [_paper(name)[0] or 0 for name in names], color="grey")
     theirs.set(title="paper, 760M", xlabel="Wikitext word perplexity", yticklabels=[])
     for axes in (ours, theirs):

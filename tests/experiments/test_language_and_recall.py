@@ -27,7 +27,21 @@ def test_smoke(name, tmp_path, capsys):
     first = report["table"]["rows"][0]
     assert first[0] == "transformer_plus"
     assert first[-1] == {"recall": 53.55, "language": 48.69}[name]
+    if name == "language":
+        for figures in (result["figures"] for result in report["results"]):
+            assert len(figures["by_position"]) == 16
+            assert figures["state_bytes"] > 0
     assert "deviation: " in capsys.readouterr().out
+
+
+def test_models_of_a_league_are_of_one_size(tmp_path):
+    """Feed-forward networks fill every variant up; what has its own width keeps it otherwise."""
+    from atlas_memory.training.prepare import parameters_of
+
+    small = language.PRESETS["small"]
+    for cell in language.cells(small, ["atlas", "atlas_mal", "swa", "transformer_plus"], 1):
+        found = parameters_of(language._recipe(cell, tmp_path).model.config())
+        assert abs(found - 760_000) <= 3 * 128 * 2 / 2
 
 
 def test_training_asks_as_the_evaluation_does():
