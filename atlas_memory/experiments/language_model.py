@@ -98,7 +98,9 @@ def train_prepared(what: Prepared, workspace: Workspace) -> tuple[Loaded, dict[s
     ended = run(what, folder, workspace.say, resume=folder.path.is_dir())
     if not ended.finished:
         raise KeyboardInterrupt
-    kept = ("parameters", "tokens", "seconds", "reread")
-    kept += ("validation_loss", "validation_bits_per_byte")
+    kept = [
+        *("parameters", "tokens", "seconds", "reread"),
+        *("validation_loss", "validation_bits_per_byte"),
+    ]
     figures = {name: ended.figures[name] for name in kept if name in ended.figures}
     return load_run(folder.path), figures

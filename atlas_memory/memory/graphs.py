@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,25 +103,17 @@ class _NoGraph:
 class OwnBackward(torch.autograd.Function):
     """A function whose backward pass is written out; a type checker knows `apply`.
 
-    Its products are rounded on the way back as they were on the way there, on whatever thread.
+    Products that are rounded on the way there are rounded on the way back, on whatever thread:
+    while they are, its `twin` stands for a function.
     """
+
+    twin: ClassVar[Any] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        there, back = cls.forward, cls.backward
-
-        @wraps(there)
-        def forward(ctx: Any, *given: Any) -> Any:
-            ctx.rounds = rounds()
-            return there(ctx, *given)
-
-        @wraps(back)
-        def backward(ctx: Any, *given: Any) -> Any:
-            with rounding(ctx.rounds):
-                return back(ctx, *given)
-
-        changed: Any = cls
-        changed.forward, changed.backward = staticmethod(forward), staticmethod(backward)
+        if cls.twin is None:
+            cls.twin = cls  # a twin has no other
+            cls.twin = type(cls.__name__, (cls,), {"backward": _rounding(cls.backward)})
 
     if TYPE_CHECKING:
 
@@ -131,9 +123,19 @@ class OwnBackward(torch.autograd.Function):
     @classmethod
     def run(cls, *given: Any) -> Any:
         """`apply`; without gradients `forward` alone, for a node costs more than a token's work."""
-        if torch.is_grad_enabled():
-            return cls.apply(*given)
-        return cls.forward(_NoGraph(), *given)
+        if not torch.is_grad_enabled():
+            return cls.forward(_NoGraph(), *given)
+        if rounds() and not torch.compiler.is_compiling():  # a compiler takes both ways at once
+            return cls.twin.apply(*given)
+        return cls.apply(*given)
+
+
+def _rounding(backward: Callable[..., Any]) -> Any:
+    def rounded(ctx: Any, *given: Any) -> Any:
+        with rounding(True):
+            return backward(ctx, *given)
+
+    return staticmethod(rounded)
 
 
 def table(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
@@ -241,7 +243,7 @@ def scan(
     counts = (len(state), len(initial), len(streams))
     tensors = (*state, *initial, *streams, *shared)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        y, *after = _Scan.apply(step, counts, *tensors)
+        y, *after = _Scan.run(step, counts, *tensors)
         return y, tuple(after)
     outputs = []
     for j in range(plan.blocks):

@@ -6,7 +6,6 @@ multiplies the rounded factors in float32, which is as exact and no faster). Whi
 for `memorize` to say; a function whose backward pass is written out remembers it (`graphs.py`).
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from atlas_memory.memory.graphs import OwnBackward, rounds
 
 PRODUCTS = ("float32", "bfloat16")
+PROCESSOR_ROUNDS = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # has instructions for it
 
 
 def require_products(given: str, field: str = "products") -> None:
@@ -65,11 +65,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """Of bfloat16, in float32 if the device can keep the sums."""
     if a.is_cuda:
         return torch.bmm(a, b, out_dtype=torch.float32)
-    if a.device.type == "cpu" and not _multiplies_bfloat16():
+    if a.device.type == "cpu" and not PROCESSOR_ROUNDS:
         return torch.bmm(a.float(), b.float())
     return torch.bmm(a, b).float()
-
-
-@lru_cache(maxsize=1)
-def _multiplies_bfloat16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,11 +2,13 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import atlas_memory as am
+from atlas_memory.memory import graphs
 from tests.memory.cases import Sizes, assert_same, describe, draw, oracle, package, run
 from tests.memory.grid import (
     ALL,
@@ -180,10 +182,8 @@ COMPILED = [
 ]
 
 
-@pytest.mark.compile
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
-@pytest.mark.parametrize("spec", COMPILED, ids=describe)
-def test_compiled_chunks_equal_eager_ones(spec: am.MemorySpec) -> None:
+def _run_compiled(spec: am.MemorySpec, products: str) -> tuple[list[torch.Tensor], ...]:
+    """Eager and compiled: the output, the state and gradients."""
     torch.manual_seed(0)
     q, k = (torch.nn.functional.normalize(torch.randn(1, 2, 21, 4), dim=-1) for _ in range(2))
     weights = (torch.randn(2, 4, 8), torch.randn(2, 8, 4))
@@ -191,14 +191,39 @@ def test_compiled_chunks_equal_eager_ones(spec: am.MemorySpec) -> None:
     gates = am.Gates(alpha=torch.rand(1, 2, 21), eta=torch.rand(1, 2, 21) / 5)
 
     def run() -> list[torch.Tensor]:
-        y, state = am.memorize(*leaves[:3], gates, tuple(leaves[3:]), spec)
+        y, state = am.memorize(*leaves[:3], gates, tuple(leaves[3:]), spec, products=products)
         return [y, *state.weights, *torch.autograd.grad(y.cos().sum(), leaves)]
 
     eager = run()
     am.compile_chunks()
     try:
-        compiled = run()
+        return eager, run()
     finally:
         am.compile_chunks(False)
-    for ours, theirs in zip(compiled, eager, strict=True):
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+@pytest.mark.parametrize("spec", COMPILED, ids=describe)
+def test_compiled_chunks_equal_eager_ones(spec: am.MemorySpec) -> None:
+    for theirs, ours in zip(*_run_compiled(spec, "float32"), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spec", COMPILED, ids=describe)
+def test_a_chunk_is_one_graph(spec, products, monkeypatch) -> None:
+    """Traced as a whole, for no function of ours may end a graph or be traced again and again."""
+    whole = partial(torch.compile, backend="eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", whole)
+    graphs._compiled.cache_clear()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        eager, compiled = _run_compiled(spec, products)
+    finally:
+        graphs._compiled.cache_clear()
+    for theirs, ours in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3  # whole chunks, the rest
