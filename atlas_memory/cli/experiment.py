@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson
+from atlas_memory.cli.options import AsJson, Device
 from atlas_memory.names import suggest
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "One of the experiments; without it they are listed."
 VARIANTS = "Names from `atlas list`, with commas between them."
 SET = "A setting of the preset, as name=value; may be given again."
+PRECISION = "float32 or bfloat16, of the training; the experiment's own if left out."
 SO_FAR = "Report the finished cells; run nothing."
 # The last three of some experiments.
 PRESETS = ("smoke", "small", "paper", "narrow", "crowded", "deltanet")
@@ -41,6 +42,8 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads; all cores.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would run.")] = False,
     so_far: Annotated[bool, typer.Option("--so-far", help=SO_FAR)] = False,
+    device: Device = "cpu",
+    precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train and compare, as the paper does, beside its figures.
@@ -52,17 +55,20 @@ def run(
         _list(as_json)
         return
     _require(name, preset, seeds)
+    _require_place(device, precision)
     from atlas_memory.experiments import load
     from atlas_memory.experiments.runner import Folder, order
 
     chosen = order(load(name), preset, _names(variants), seeds, _settings(changes))
-    folder = Folder(out or Path("runs/experiments") / f"{name}-{preset}")
-    command = _command(name, preset, variants, seeds, out, changes)
+    _require_models(chosen, device, precision)
+    folder = Folder(out or Path("runs/experiments") / _folder(name, preset, precision))
+    command = _command(name, preset, variants, seeds, out, changes, (device, precision))
     if dry_run:
         _plan(chosen, folder, as_json)
         return
     _threads(threads)
-    _show(chosen, folder, _report(chosen, folder, command, so_far), as_json)
+    report = _report(chosen, folder, command, None if so_far else (device, precision))
+    _show(chosen, folder, report, as_json)
 
 
 def _require(name: str, preset: str, seeds: int) -> None:
@@ -74,6 +80,29 @@ def _require(name: str, preset: str, seeds: int) -> None:
         raise ValueError(f"unknown preset {preset!r} of {name}; {suggest(preset, list(PRESETS))}")
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: there must be at least one")
+
+
+def _require_place(device: str, precision: str | None) -> None:
+    from atlas_memory.reading.loading import require_device, require_there
+    from atlas_memory.training.recipe import PRECISIONS
+
+    require_device(device)
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
+    require_there(device)
+
+
+def _require_models(order: Any, device: str, precision: str | None) -> None:
+    if not order.variants and (device != "cpu" or precision is not None):
+        raise ValueError(
+            f"{order.experiment.name} trains no model: it runs on the processor, as exact as it "
+            "is written; leave --device and --precision out"
+        )
+
+
+def _folder(name: str, preset: str, precision: str | None) -> str:
+    """A precision other than the experiment's own makes other figures."""
+    return "-".join(filter(None, (name, preset, precision)))
 
 
 def _list(as_json: bool) -> None:
@@ -116,6 +145,7 @@ def _command(
     seeds: int,
     out: Path | None,
     changes: list[str] | None,
+    place: tuple[str, str | None],
 ) -> str:
     """The command that gives these results, and goes on with them."""
     words = ["atlas", "experiment", name, "--preset", preset]
@@ -123,6 +153,8 @@ def _command(
     words += [] if seeds == 1 else ["--seeds", str(seeds)]
     words += [] if out is None else ["--out", str(out)]
     words += [word for change in changes or [] for word in ("--set", change)]
+    words += [] if place[0] == "cpu" else ["--device", place[0]]
+    words += [] if place[1] is None else ["--precision", place[1]]
     return shlex.join(words)
 
 
@@ -149,15 +181,18 @@ def _plan(order: Any, folder: Any, as_json: bool) -> None:
         print(f"deviation: {sentence}")
 
 
-def _report(order: Any, folder: Any, command: str, so_far: bool) -> dict[str, Any]:
+def _report(
+    order: Any, folder: Any, command: str, place: tuple[str, str | None] | None
+) -> dict[str, Any]:
+    """place: device and precision of what is run; None: report what is there."""
     from atlas_memory.experiments.runner import finished, missing, run, write_report
 
-    if so_far:
+    if place is None:
         return write_report(order, finished(order, folder), command, folder)
     folder.prepare()
     try:
         with _Shown(order.cells(), missing(order, folder)) as shown:
-            results = run(order, folder, shown)
+            results = run(order, folder, shown, *place)
         return write_report(order, results, command, folder)
     except KeyboardInterrupt:
         print(f"stopped; go on with: {command}", file=sys.stderr)

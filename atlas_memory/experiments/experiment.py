@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Seeded(Piece):
 
 
 Cell = TypeVar("Cell")
+Model = TypeVar("Model", bound="nn.Module")
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Workspace:
-    """say: progress inside a cell. folder: the cell's own, kept until the cell is finished."""
+    """say: progress inside a cell. folder: the cell's own, kept until the cell is finished.
+
+    device: where models are trained. precision: of their arithmetic under autocast; None: as the
+    experiment has it.
+    """
 
     folder: Path
     say: Callable[[str], None]
+    device: str = "cpu"
+    precision: str | None = None
+
+    def place(self, model: Model) -> Model:
+        return model.to(self.device)
 
 
 def _none(settings: Any) -> list[str]:

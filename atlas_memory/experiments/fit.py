@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from atlas_memory.files import whole
 from atlas_memory.training.weight_decay import decay_groups
@@ -93,19 +94,20 @@ def fit(
     stop_at: float | None = None,
     folder: Path | None = None,
     say: Callable[[str], None] | None = None,
+    precision: str | None = None,
 ) -> Fitted:
-    """Train `model` in place on batches(0), batches(1), ...
+    """Train `model` in place, where it lies, on batches(0), batches(1), ...
 
     evaluate() gives figures every `every` steps and at the end; the fit ends early when its
     "accuracy" reaches `stop_at`, and when the loss is not finite. With a `folder` it is kept on
-    disk and goes on from there. Weights decay by the rule
-    of `weight_decay.py`, unless the parameters come in `groups` of their own.
+    disk and goes on from there. Weights decay by the rule of `weight_decay.py`, unless the
+    parameters come in `groups` of their own. precision: of autocast; weights stay as they are.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; choose from: {', '.join(SCHEDULES)}")
     groups = groups or decay_groups(model, weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
-    kept = _Checkpoint(folder, model, optimizer)
+    kept, loss = _Checkpoint(folder, model, optimizer), _under(precision, loss)
     fitted = kept.load()
     while not fitted.finished:
         began, step = time.monotonic(), fitted.steps
@@ -125,6 +127,27 @@ def fit(
     return fitted
 
 
+def device_of(model: nn.Module) -> torch.device:
+    return next((x.device for x in model.parameters()), torch.device("cpu"))
+
+
+def placed(batch: Any, device: torch.device) -> Any:
+    """The tensors of a batch on a device; what else is in it as it is."""
+    return tree_map_only(Tensor, lambda x: x.to(device), batch)
+
+
+def _under(precision: str | None, loss: Callable[[Any, Any], Tensor]) -> Callable[..., Tensor]:
+    """The loss under autocast; its backward pass needs none of its own."""
+    if precision is None or precision == "float32":
+        return loss
+
+    def cast(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(device_of(model).type, getattr(torch, precision)):
+            return loss(model, batch)
+
+    return cast
+
+
 def _step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -133,7 +156,7 @@ def _step(
     clip: float | None,
 ) -> float:
     """One step of the optimizer; a loss that is not finite changes nothing."""
-    value = loss(model, batch)
+    value = loss(model, placed(batch, device_of(model)))
     if not math.isfinite(figure := value.item()):
         return figure
     optimizer.zero_grad(set_to_none=True)
@@ -180,7 +203,7 @@ class _Checkpoint:
         if self.path is None or not self.path.is_file():
             return Fitted()
         try:
-            kept = torch.load(self.path, weights_only=True)
+            kept = torch.load(self.path, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):
             return Fitted()
         self.model.load_state_dict(kept["model"])

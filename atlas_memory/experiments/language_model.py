@@ -86,6 +86,8 @@ def train(recipe: Recipe, workspace: Workspace) -> tuple[Loaded, dict[str, Any]]
 def prepared(recipe: Recipe, workspace: Workspace) -> Prepared:
     from atlas_memory.training.prepare import prepare
 
+    if workspace.precision is not None:
+        recipe = replace(recipe, train=replace(recipe.train, precision=workspace.precision))
     return prepare(recipe, workspace.say)
 
 
@@ -103,4 +105,4 @@ def train_prepared(what: Prepared, workspace: Workspace) -> tuple[Loaded, dict[s
         *("validation_loss", "validation_bits_per_byte"),
     ]
     figures = {name: ended.figures[name] for name in kept if name in ended.figures}
-    return load_run(folder.path), figures
+    return load_run(folder.path, device=workspace.device), figures

@@ -193,8 +193,7 @@ def train(
     model: AtlasForCausalLM,
     cell: LongCell,
     lesson: Lesson,
-    folder: Path,
-    say: Callable[[str], None],
+    workspace: Workspace,
 ) -> dict[str, Any]:
     """Through the curriculum: [shortest, longest, questions, tokens a batch, steps] a stage."""
     from atlas_memory.experiments.fit import fit, labelled_loss
@@ -215,8 +214,9 @@ def train(
         final=0.1 * cell.rate,
         loss=loss,
         every=50,
-        folder=folder,
-        say=say,
+        folder=workspace.folder,
+        say=workspace.say,
+        precision=workspace.precision,
     )
     told = {"loss": fitted.last["loss"], "steps": fitted.steps, "finite": fitted.finite}
     return told | {"seconds": fitted.seconds}
@@ -250,8 +250,8 @@ def learn_and_measure(
 
     torch.manual_seed(cell.seed)
     task = task_of(cell, workspace.say)
-    model = build(cell, len(task.words))
-    fitted = train(model, cell, task.lesson, workspace.folder, workspace.say)
+    model = workspace.place(build(cell, len(task.words)))
+    fitted = train(model, cell, task.lesson, workspace)
     model.train(False)
     at_length = partial(asked, model, task, workspace.say)
     measured = measure(cell.lengths, at_length, workspace.folder, workspace.say)

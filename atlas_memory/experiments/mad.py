@@ -123,7 +123,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     task = mad.task(cell.task, cell.changes)
     train, test = mad.splits(task, cell.train, cell.test)
     torch.manual_seed(mad.SEED + cell.seed)
-    model = _model(cell, task.vocabulary)
+    model = workspace.place(_model(cell, task.vocabulary))
     per_epoch = -(-cell.train // cell.batch)
     fitted = fit(
         model,
@@ -142,6 +142,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         stop_at=cell.stop_at,
         folder=workspace.folder,
         say=workspace.say,
+        precision=workspace.precision,
     )
     figures = {name: fitted.last.get(name) for name in ("accuracy", "token_accuracy", "loss")}
     return figures | {
@@ -181,12 +182,14 @@ def accuracies(model: nn.Module, test: mad.Pair, size: int) -> dict[str, float]:
     """MAD's accuracy (macro, by batch) and that of tokens."""
     import torch
 
-    scores, right, count = [], 0, 0
+    from atlas_memory.experiments.fit import device_of
+
+    scores, right, count, device = [], 0, 0, device_of(model)
     for begin in range(0, len(test[0]), size):
         ids, targets = (torch.from_numpy(x[begin : begin + size]) for x in test)
         asked = targets != mad.IGNORED
         head: Any = model.head
-        said = head(model(ids)[asked]).argmax(-1).numpy()
+        said = head(model(ids.to(device))[asked.to(device)]).argmax(-1).cpu().numpy()
         truth = targets[asked].numpy()
         scores.append(macro_accuracy(said, truth))
         right, count = right + int((said == truth).sum()), count + len(truth)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atlas_memory.blocks import Block
 from atlas_memory.config import AtlasConfig
+from atlas_memory.experiments.fit import device_of
 from atlas_memory.layers.projections import RMSNorm
 
 WIDTH, HIDDEN, LAYERS, EPS = 128, 352, 2, 1e-5
@@ -113,7 +114,8 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 @torch.no_grad()
 def _state_bytes(embedding: nn.Module, blocks: nn.ModuleList, length: int) -> int:
-    x, total = embedding(torch.zeros(1, length, dtype=torch.int64)), 0
+    ids = torch.zeros(1, length, dtype=torch.int64, device=device_of(embedding))
+    x, total = embedding(ids), 0
     for block in blocks:
         x, state = block(x)
         total += state.num_bytes

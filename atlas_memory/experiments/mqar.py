@@ -151,7 +151,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     from atlas_memory.experiments.mqar_model import Recaller
 
     torch.manual_seed(DATA_SEED + cell.seed)
-    model = Recaller(cell)
+    model = workspace.place(Recaller(cell))
     batches, steps = _batches(cell)
     evaluate_every = max(1, steps // 8 if cell.epochs == 1 else steps)
     fitted = fit(
@@ -168,6 +168,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         stop_at=cell.stop_at,
         folder=workspace.folder,
         say=workspace.say,
+        precision=workspace.precision,
     )
     model.eval()
     by_test = recalls(model, cell) if fitted.finite else None
@@ -227,11 +228,14 @@ def recalls(model: Any, cell: Cell) -> list[float]:
     """The share of answers that are right, for each kind of test sequence."""
     import torch
 
+    from atlas_memory.experiments.fit import device_of, placed
+
     shares = []
     with torch.no_grad():
         for segment in range(len(cell.test)):
             right, count = 0, 0
-            for ids, targets in _tests(cell, segment):
+            for pair in _tests(cell, segment):
+                ids, targets = placed(pair, device_of(model))
                 asked = targets != IGNORED
                 said = model.head(model(ids)[asked]).argmax(-1)
                 right, count = right + int((said == targets[asked]).sum()), count + int(asked.sum())

@@ -70,7 +70,8 @@ class Recaller(nn.Module):
 
         state: all that is carried on. memory: matrices and momentum alone, or the cache.
         """
-        states = self._read(torch.zeros(1, length, dtype=torch.int64))[1]
+        ids = torch.zeros(1, length, dtype=torch.int64, device=self.embedding.weight.device)
+        states = self._read(ids)[1]
         first = 0 if self.first is None else KERNEL * self.embedding.weight[0].nbytes
         return {
             "state": first + sum(state.num_bytes for state in states),

@@ -149,7 +149,8 @@ def _run_stand_in(cell: StandInCell, workspace: Workspace) -> dict[str, Any]:
     torch.manual_seed(cell.seed)
     size = {"vocab_size": tokenizer.vocab_size, **cell.model}
     size |= cell.changes.get(cell.variant, {})
-    model = AtlasForCausalLM(AtlasConfig.from_variant(cell.variant, "tiny", **size))
+    config = AtlasConfig.from_variant(cell.variant, "tiny", **size)
+    model = workspace.place(AtlasForCausalLM(config))
     fitted = fit(
         model,
         training_batches(documents, tokenizer, cell.batch, cell.questions),
@@ -160,6 +161,7 @@ def _run_stand_in(cell: StandInCell, workspace: Workspace) -> dict[str, Any]:
         every=max(1, cell.steps // 10),
         folder=workspace.folder,
         say=workspace.say,
+        precision=workspace.precision,
     )
     shares = {str(pairs): _contains(model, tokenizer, cell, pairs) for pairs in cell.asked}
     parameters = num_parameters(model)

@@ -143,7 +143,13 @@ def missing(order: Order, folder: Folder) -> list[Any]:
     return [cell for cell in order.cells() if folder.result(cell) is None]
 
 
-def run(order: Order, folder: Folder, progress: Progress) -> list[Result[Any]]:
+def run(
+    order: Order,
+    folder: Folder,
+    progress: Progress,
+    device: str = "cpu",
+    precision: str | None = None,
+) -> list[Result[Any]]:
     """All results, in the order of the cells; only those that are missing are made."""
     folder.prepare()
     results = []
@@ -151,7 +157,9 @@ def run(order: Order, folder: Folder, progress: Progress) -> list[Result[Any]]:
         result = folder.result(cell)
         if result is None:
             progress.begin(cell)
-            result = _make(order.experiment.run, cell, folder, progress.say)
+            workspace = Workspace(folder.scratch(cell), progress.say, device, precision)
+            result = _make(order.experiment.run, cell, workspace)
+            folder.keep(result)
             progress.end(result)
         results.append(result)
     return results
@@ -166,18 +174,12 @@ def finished(order: Order, folder: Folder) -> list[Result[Any]]:
 
 
 def _make(
-    run: Callable[[Any, Workspace], dict[str, Any]],
-    cell: Any,
-    folder: Folder,
-    say: Callable[[str], None],
+    run: Callable[[Any, Workspace], dict[str, Any]], cell: Any, workspace: Workspace
 ) -> Result[Any]:
-    scratch = folder.scratch(cell)
-    scratch.mkdir(parents=True, exist_ok=True)
+    workspace.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    figures = run(cell, Workspace(scratch, say))
-    result = Result(cell, _plain(figures), round(time.monotonic() - began, 3))
-    folder.keep(result)
-    return result
+    figures = run(cell, workspace)
+    return Result(cell, _plain(figures), round(time.monotonic() - began, 3))
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_l
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Shuffled
 from atlas_memory.experiments.experiment import Result, Seeded, Workspace
-from atlas_memory.experiments.fit import fit, labelled_loss
+from atlas_memory.experiments.fit import device_of, fit, labelled_loss, placed
 from atlas_memory.experiments.language_model import Text
 from atlas_memory.family import VARIANTS
 from atlas_memory.training.prepare import equal_width, parameters_of
@@ -86,7 +86,7 @@ def train_and_score(cell: TextCell, workspace: Workspace) -> dict[str, Any]:
     require_length(corpus.validation, length, "validation")
     config = make_config(cell, tokenizer.vocab_size)
     torch.manual_seed(cell.seed)
-    model = AtlasForCausalLM(config)
+    model = workspace.place(AtlasForCausalLM(config))
     examples = Shuffled(corpus.train, length, cell.seed, cell.steps * cell.batch)
     held_out = InOrder(corpus.validation, length, max(1, cell.validation_tokens // length))
 
@@ -107,6 +107,7 @@ def train_and_score(cell: TextCell, workspace: Workspace) -> dict[str, Any]:
         every=max(1, cell.steps // 4),
         folder=workspace.folder,
         say=workspace.say,
+        precision=workspace.precision,
     )
     kept = corpus.validation.ids[: cell.validation_tokens]
     by_position = score(model, held_out, cell.batch) if fitted.finite else []
@@ -143,7 +144,8 @@ def score(model: Any, examples: InOrder, batch: int) -> list[float]:
     losses = []
     for first in range(0, len(examples), batch):
         last = min(first + batch, len(examples))
-        ids, labels = shifted(torch.stack([examples[n]["input_ids"] for n in range(first, last)]))
+        rows = torch.stack([examples[n]["input_ids"] for n in range(first, last)])
+        ids, labels = shifted(rows.to(model.device))
         logits = model(ids, use_cache=False).logits.float()
         losses.append(cross_entropy(logits.mT, labels, reduction="none"))
     by_position = torch.cat(losses).mean(0) / math.log(2)
@@ -156,6 +158,6 @@ def flops_of_a_step(model: Any, batch: tuple[Tensor, Tensor]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
-        labelled_loss(model, batch).backward()
+        labelled_loss(model, placed(batch, device_of(model))).backward()
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())

@@ -52,6 +52,13 @@ def load_run(
     return Loaded(model, _tokenizer(run, folder, tokenizer, model.config.vocab_size))
 
 
+def require_device(device: str) -> None:
+    """Refuse what is no name of a device."""
+    kind, colon, number = device.partition(":")
+    if kind not in DEVICES or (colon and not number.isdecimal()):
+        raise ValueError(f"unknown device {device!r}; choose from: {', '.join(DEVICES)}, cuda:1")
+
+
 def require_there(device: str) -> None:
     """Refuse a device that torch does not see."""
     import torch
@@ -74,9 +81,7 @@ def require_run(
     run: Path, precision: str | None = None, tokenizer: str | None = None, device: str = "cpu"
 ) -> Path:
     """The model's folder; what is wrong or missing is told before anything heavy is imported."""
-    kind, colon, number = device.partition(":")
-    if kind not in DEVICES or (colon and not number.isdecimal()):
-        raise ValueError(f"unknown device {device!r}; choose from: {', '.join(DEVICES)}, cuda:1")
+    require_device(device)
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose from: {', '.join(PRECISIONS)}")
     folder = model_folder(run)

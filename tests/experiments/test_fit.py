@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atlas_memory.experiments import fit as module
-from atlas_memory.experiments.fit import fit, learning_rate_at
+from atlas_memory.experiments.fit import fit, learning_rate_at, placed
 
 
 def model():
@@ -70,6 +70,32 @@ def test_it_stops_at_the_accuracy_and_at_a_loss_that_is_not_finite():
     assert (stopped.steps, stopped.finite) == (5, True)
     diverged = run(model(), lambda step: (batch(step)[0], torch.tensor(math.inf)))
     assert (diverged.steps, diverged.finite) == (1, False)
+
+
+def test_batches_go_where_the_model_lies(monkeypatch):
+    """On a device without values, which mixes with no other; what is asked for is 1."""
+    monkeypatch.setattr(torch.Tensor, "item", lambda x: 1.0)
+    network = model().to("meta")
+    fitted = run(network)
+    assert fitted.steps == 20
+    assert {p.device.type for p in network.parameters()} == {"meta"}
+    ids, weight = placed((torch.zeros(2), 0.5), torch.device("meta"))
+    assert (ids.device.type, weight) == ("meta", 0.5)
+
+
+def test_a_precision_is_that_of_the_loss_alone():
+    seen = []
+
+    def spy(network, pair):
+        y = network(pair[0])
+        seen.append(y.dtype)
+        return (y.float() - pair[1]).square().mean()
+
+    network = model()
+    fitted = fit(network, batch, steps=2, learning_rate=0.01, loss=spy, precision="bfloat16")
+    assert seen == [torch.bfloat16] * 2
+    assert fitted.finite
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
 
 
 def test_schedules():

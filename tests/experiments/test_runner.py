@@ -138,6 +138,8 @@ def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch):
         (["--preset", "smoke", "--set", "numbers=3"], "numbers=3: it must be of the kind of [1, 2"),
         (["--preset", "smoke", "--set", "numbers=[]"], "leave nothing to run"),
         (["--preset", "smoke", "--set", "sleep"], "--set 'sleep': write name=value"),
+        (["--preset", "smoke", "--device", "gpu"], "unknown device 'gpu'; choose from: cpu, cuda"),
+        (["--preset", "smoke", "--precision", "fp8"], "unknown precision 'fp8'; choose from"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, arguments, sentence, tmp_path):
