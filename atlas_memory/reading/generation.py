@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ class Stream(BaseStreamer):
     """Writes text as soon as its tokens make whole characters, and keeps the tokens."""
 
     def __init__(self, tokenizer: Tokenizer, write: Write) -> None:
-        self.tokenizer, self.write = tokenizer, write
+        self.write, self._text = write, _texts(tokenizer)
         self.tokens: list[int] = []
         self._prompt, self._context, self._written = True, 0, 0
 
@@ -44,14 +45,23 @@ class Stream(BaseStreamer):
 
     def _write(self, at_all_costs: bool) -> None:
         """What the new tokens add to the last ones: of a token alone, blanks may be lost."""
-        before = self._decode(self.tokens[self._context : self._written])
-        now = self._decode(self.tokens[self._context :])
+        before = self._text(tuple(self.tokens[self._context : self._written]))
+        now = self._text(tuple(self.tokens[self._context :]))
         if len(now) > len(before) and (at_all_costs or not now.endswith("\ufffd")):
             self.write(now[len(before) :])
             self._context, self._written = self._written, len(self.tokens)
 
-    def _decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.fast.decode(tokens, skip_special_tokens=True)
+
+@lru_cache(maxsize=4)
+def _texts(tokenizer: Tokenizer) -> Callable[[tuple[int, ...]], str]:
+    """Decodes some tokens, and knows those that it has decoded: most pairs come again."""
+
+    @lru_cache(maxsize=2**16)
+    def text(tokens: tuple[int, ...]) -> str:
+        decoded: str = tokenizer.fast.decode(tokens, skip_special_tokens=True)
+        return decoded
+
+    return text
 
 
 def generation_config(model: AtlasForCausalLM, changes: dict[str, Any]) -> GenerationConfig:

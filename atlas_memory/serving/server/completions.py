@@ -76,12 +76,12 @@ class Answered:
             "prompt_tokens_details": {"cached_tokens": sum(reused[:: self.asked.tries])},
         }
 
-    def pieces(self) -> AsyncGenerator[Piece, None]:
-        return self.service.answers(self.jobs, self.stops, self.asked.echoes)
+    def pieces(self, whole: bool = False) -> AsyncGenerator[Piece, None]:
+        return self.service.answers(self.jobs, self.stops, self.asked.echoes, whole)
 
     async def whole(self) -> Response:
         ends = [Piece(index, "") for index in range(len(self.jobs))]
-        async with aclosing(self.pieces()) as pieces:
+        async with aclosing(self.pieces(whole=True)) as pieces:
             async for piece in pieces:
                 ends[piece.index] = _joined(ends[piece.index], piece)
         given = self._best(ends)

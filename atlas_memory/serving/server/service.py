@@ -159,17 +159,23 @@ class Service:
             raise ApiError(400, f"a token id is not in the vocabulary of {known}", where)
 
     async def answers(
-        self, jobs: Sequence[Completion], stops: tuple[str, ...], echoes: bool = False
+        self,
+        jobs: Sequence[Completion],
+        stops: tuple[str, ...],
+        echoes: bool = False,
+        whole: bool = False,
     ) -> AsyncGenerator[Piece, None]:
         """The text of all jobs as it comes, each up to its end; leaving early cancels the rest.
 
-        echoes: the prompt is the beginning of the text.
+        echoes: the prompt is the beginning of the text. whole: it is wanted when it has ended, so
+        that a token wakes nobody, unless it could be a stop.
         """
         texts = [Answer(self.loaded.tokenizer, stops) for _ in jobs]
         left, tickets = set(range(len(jobs))), list[Ticket]()
         for index, job in enumerate(jobs if echoes else ()):
             yield Piece(index, self.loaded.tokenizer.fast.decode(job.prompt.tolist()))
-        async with aclosing(self._events(jobs, tickets)) as events:
+        patient = whole and not stops
+        async with aclosing(self._events(jobs, tickets, patient)) as events:
             while left:
                 index, event = await anext(events)
                 if index not in left:
@@ -181,21 +187,27 @@ class Service:
                 yield replace(piece, reused=reused)
 
     async def _events(
-        self, jobs: Sequence[Job], tickets: list[Ticket]
+        self, jobs: Sequence[Job], tickets: list[Ticket], patient: bool = False
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        heard: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        """patient: tokens wait for an event of another kind."""
+        heard: asyncio.Queue[list[tuple[int, Event]]] = asyncio.Queue()
+        told: list[tuple[int, Event]] = []
 
-        def notify(index: int) -> Callable[[Event], None]:
-            return lambda event: heard.put_nowait((index, event))
+        def notify(index: int, event: Event) -> None:
+            told.append((index, event))
+            if not (patient and isinstance(event, Token)):
+                heard.put_nowait(told.copy())
+                told.clear()
 
         try:
             for index, job in enumerate(jobs):
-                tickets.append(self.engine.submit(job, notify(index), self.limits.seconds))
+                heed = partial(notify, index)
+                tickets.append(self.engine.submit(job, heed, self.limits.seconds))
             while True:
-                index, event = await heard.get()
-                if isinstance(event, Failed):
-                    raise ApiError(500, event.error)
-                yield index, event
+                for index, event in await heard.get():
+                    if isinstance(event, Failed):
+                        raise ApiError(500, event.error)
+                    yield index, event
         except BlockingIOError as error:
             raise ApiError(503, f"{error}; try again later") from error
         finally:
