@@ -267,7 +267,7 @@ def network(
     """M(phi(x)); the skip takes x itself, and s is the exact GELU x Phi(x)."""
     name, features = kind(spec.architecture), phi(x)
     if name == "Matrix":
-        return apply(0, features)
+        return x + apply(0, features) if spec.architecture.residual else apply(0, features)
     hidden = apply(1, features)
     hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
     if name == "GatedMLP":

@@ -109,11 +109,12 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Matrix(Architecture):
-    """M(x) = W phi(x), linear memory. W [dv, D]."""
+    """M(x) = W phi(x), linear memory, or x + W phi(x). W [dv, D]."""
+
+    residual: bool = False
 
     inputs = (0,)
     deep = False
-    residual = False
     normalize = False
 
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
@@ -126,7 +127,8 @@ class Matrix(Architecture):
         return ()
 
     def forward(self, maps: Sequence[LinearMap], phi: Tensor, x: Tensor) -> tuple[Tensor, Tape]:
-        return maps[0](phi), (phi,)
+        y = maps[0](phi)
+        return (y + x if self.residual else y), (phi,)
 
     def backward(self, W: Sequence[Tensor], tape: Tape, e: Tensor) -> tuple[RankOne, ...]:
         return ((e, tape[0]),)

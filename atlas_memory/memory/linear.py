@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import Body, OwnBackward, rounds, table
+from atlas_memory.memory.learner import error
 from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
@@ -294,7 +295,8 @@ def linear_body(spec: MemorySpec) -> Body:
         q, k, v, *rest = streams
         constants = shared[0] if shared else None
         phi = spec.features(q, constants), spec.features(k, constants)
-        return block(spec, state, (*phi, v), rest, count)
+        y, after = block(spec, state, (*phi, error(spec, k, v)), rest, count)
+        return (y + q if spec.architecture.residual else y), after
 
     return body
 

@@ -100,8 +100,8 @@ class MemorySpec:
     def to_dict(self, brief: bool = False) -> dict[str, Any]:
         """Plain data for JSON or TOML; `from_dict` reads it back.
 
-        brief: without the fields of output="online" where they say nothing, as it was written
-        before there were any: what names a memory must not change with a new choice.
+        brief: without fields that came later where they say nothing, as it was written before
+        there were any: what names a memory must not change with a new choice.
         """
         plain: dict[str, Any] = {}
         for f in fields(self):
@@ -115,6 +115,8 @@ class MemorySpec:
             del plain["output"]
         if brief and not plain["architecture"].get("normalize", True):
             del plain["architecture"]["normalize"]
+        if brief and plain["architecture"] == {"name": "matrix", "residual": False}:
+            del plain["architecture"]["residual"]
         return plain
 
     @classmethod

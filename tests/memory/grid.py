@@ -96,6 +96,23 @@ EXTRA = (
         retention=am.LqRetention(2.5), optimizer=am.Momentum(), bias=am.Lp(4.0), chunk=4, window=5
     ),
     matrix(retention=am.LqRetention(4.0), optimizer=am.Muon(5), architecture=am.MLP(2), chunk=2),
+    # a matrix with the key around it: in every way of reading
+    matrix(architecture=am.Matrix(residual=True)),
+    matrix(
+        architecture=am.Matrix(residual=True),
+        retention=am.ScalarRetention(),
+        optimizer=am.Momentum(),
+        window=3,
+        chunk=4,
+    ),
+    matrix(architecture=am.Matrix(residual=True), bias=am.DotProduct(), chunk=4, window=2),
+    matrix(
+        architecture=am.Matrix(residual=True),
+        retention=am.ChannelRetention(),
+        features=am.Polynomial(2),
+        window=2,
+    ),
+    matrix(architecture=am.Matrix(residual=True), optimizer=am.Muon(5), chunk=4, window=3),
     # a third degree
     matrix(features=am.Polynomial(3), optimizer=am.Muon(5), chunk=4, window=4),
     # a period that does not divide the chunk, and one that equals it
@@ -125,6 +142,7 @@ KERNELS = (
         am.Exponential(), optimizer=am.Momentum(), retention=am.ScalarRetention(), chunk=4, window=2
     ),
     kernel(am.Exponential(), retention=am.FixedRetention()),
+    kernel(am.Exponential(), architecture=am.Matrix(residual=True), chunk=4, window=2),
     kernel(am.Exponential(normalize=False), retention=am.ScalarRetention(), chunk=1, window=3),
     kernel(am.Exponential(), architecture=am.MLP(2), bias=am.DotProduct(), chunk=4, window=6),
     kernel(am.Exponential(), architecture=am.MLP(2), bias=am.Huber(0.4), chunk=1),

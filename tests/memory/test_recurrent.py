@@ -18,7 +18,7 @@ def test_recurrent_equals_oracle(spec: am.MemorySpec) -> None:
 @pytest.mark.parametrize("spec", FEW, ids=describe)
 def test_more_values_than_keys(spec: am.MemorySpec) -> None:
     """dk != dv, one row, three heads, weights that differ from row to row."""
-    spec = without_residual(spec)
+    spec = replace(spec, architecture=replace(spec.architecture, residual=False))
     problem = draw(spec, 5, Sizes(rows=2, heads=3, dk=3, dv=5), own_weights=True)
     expected = run(problem, spec, "oracle")
     for form in ("recurrent", "chunkwise"):
@@ -32,9 +32,3 @@ def test_missing_gates_are_neutral(spec: am.MemorySpec) -> None:
     expected = run(problem, spec, "oracle")
     for form in ("recurrent", "chunkwise"):
         assert_same(run(problem, spec, form), expected)
-
-
-def without_residual(spec: am.MemorySpec) -> am.MemorySpec:
-    if isinstance(spec.architecture, am.Matrix):
-        return spec
-    return replace(spec, architecture=replace(spec.architecture, residual=False))
