@@ -35,10 +35,13 @@ PATIENCE = 60  # seconds in which an experiment that is told to stop must have s
 LONG = "--set 'lengths=[[4000,32],[16000,16],[128000,8],[1000000,8]]'"
 LONGEST = "--set 'lengths=[[4000,32],[16000,16],[128000,8],[1000000,8],[10000000,8]]'"
 OTHERS = "--set 'lengths=[[4000,32],[16000,16],[128000,8],[1000000,8],[10000000,4]]'"
+FURTHEST = "--set 'lengths=[[4000,32],[50000000,2]]'"
 LEAGUE = (
     "atlas,omeganet,titans,titans_minus,ttt_mlp,atlas_mag,atlas_mal,"
     "gated_deltanet,deltanet,mamba2,swa,transformer_plus"
 )
+
+MAD = "transformer_plus,gated_deltanet,deltanet,mamba2,titans,omeganet,ttt_mlp,atlas"
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ RUNS = (
         f"babilong --variants atlas,atlas_mac,titans,omeganet,gated_deltanet,swa --seeds 3 {LONG}",
         14,
     ),
+    Run("babilong-50m", f"babilong --variants atlas {FURTHEST}", 45),
     Run("babilong-others", f"babilong --variants gated_deltanet,titans {OTHERS}", 35),
     Run("babilong-qa2", f"babilong --variants atlas,atlas_mac --set task=qa2 {LONG}", 14),
     Run("babilong-qa3", f"babilong --variants atlas,atlas_mac --set task=qa3 {LONG}", 14),
@@ -114,7 +118,7 @@ RUNS = (
     Run("niah", "niah --variants atlas,titans,gated_deltanet,swa", 3),
     Run("scaling", "scaling", 1),
     Run("in-context-recall", "recall", 2),
-    Run("mad", "mad", 8),
+    Run("mad", f"mad --variants {MAD} --set 'difficulties={{\"memorization\":[{{}}]}}'", 2),
     Run("capacity", "capacity", 0.2),
     Run("one-pass", "one-pass --seeds 3", 0.1),
     Run("learnability", "learnability", 0.2),

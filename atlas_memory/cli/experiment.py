@@ -26,8 +26,8 @@ VARIANTS = "Names from `atlas list`, with commas between them."
 SET = "A setting of the preset, as name=value; may be given again."
 PRECISION = "float32 or bfloat16, of the training; the experiment's own if left out."
 SO_FAR = "Report the finished cells; run nothing."
-# The last three of some experiments.
-PRESETS = ("smoke", "small", "paper", "narrow", "crowded", "deltanet")
+# The last four of some experiments.
+PRESETS = ("smoke", "small", "paper", "narrow", "crowded", "deltanet", "baseline")
 INTERRUPTED = 130
 IN_A_FILE = 10.0  # seconds between two lines of a cell when stderr is no terminal
 

@@ -167,6 +167,13 @@ def test_unknown_names_and_the_list(capsys):
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
 
 
+def test_every_preset_can_be_asked_for():
+    """The names that are told before an experiment is imported are those of the experiments."""
+    from atlas_memory.cli.experiment import PRESETS
+
+    assert {name for e in EXPERIMENTS for name in experiments.load(e).presets} == set(PRESETS)
+
+
 def test_a_plan_runs_nothing(command, tmp_path):
     code, out, _ = command("--preset", "smoke", "--out", tmp_path / "out", "--dry-run")
     assert code == 0
