@@ -292,7 +292,9 @@ def plot(results: list[Result[Cell]], figure: Figure) -> None:
     axes.set_xticks(range(len(groups)), names, fontsize=8)
     axes.set_ylabel("accuracy (MAD)")
     axes.set_ylim(0, 105)
-    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(variants))
+    axes.legend(
+        fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(4, len(variants))
+    )
 
 
 def deviations(settings: Settings) -> list[str]:
