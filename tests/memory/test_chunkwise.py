@@ -211,8 +211,10 @@ def test_compiled_chunks_equal_eager_ones(spec: am.MemorySpec) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler itself
-@pytest.mark.parametrize("products", ["float32", "bfloat16"])
-@pytest.mark.parametrize("spec", COMPILED, ids=describe)
+@pytest.mark.parametrize(
+    ("spec", "products"),
+    list(zip(COMPILED, ("float32", "bfloat16", "float32"), strict=True)),
+)
 def test_a_chunk_is_one_graph(spec, products, monkeypatch) -> None:
     """Traced as a whole, for no function of ours may end a graph or be traced again and again."""
     whole = partial(torch.compile, backend="eager", fullgraph=True)
