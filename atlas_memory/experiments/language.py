@@ -210,8 +210,8 @@ def table(results: list[Result[Cell]]) -> Table:
         again = second([r for r in results if r.cell.variant == variant])
         state = own[0].get("state_bytes")
         here = [bits and round(bits, 4), again and round(again, 3)]
-        costs_here = [own[0]["parameters"], state and round(state / 1000, 1), _speed(own)]
-        rows.append([variant, *here, *costs_here, *figures, average, *_paper(variant)])
+        sizes = [own[0]["parameters"], state and round(state / 1000, 1), _speed(own)]
+        rows.append([variant, *here, *sizes, *figures, average, *_paper(variant)])
     paper = ("paper wiki ppl", "paper LMB ppl", "paper average")
     notes = ["the paper's figures are those of 760M parameters and 30B tokens"]
     costs = ("parameters", "state KB", "tokens/s in training")

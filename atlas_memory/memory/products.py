@@ -15,7 +15,10 @@ from torch.autograd.function import once_differentiable
 from atlas_memory.memory.graphs import OwnBackward, rounds
 
 PRODUCTS = ("float32", "bfloat16")
-PROCESSOR_ROUNDS = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # has instructions for it
+# Whether the processor has instructions for it; some builds of torch have no mkldnn to ask.
+PROCESSOR_ROUNDS = (
+    torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)
 
 
 def require_products(given: str, field: str = "products") -> None:
