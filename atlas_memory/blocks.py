@@ -65,6 +65,7 @@ class Width:
     rope_theta: float = 10_000.0
     designed_heads: str = "half"
     admission: bool = False
+    value_path: bool = False
     products: str = "float32"
 
     def memory_layer(self) -> MemoryLayer:
@@ -78,6 +79,7 @@ class Width:
             self.memory,
             designed_heads=self.designed_heads,
             admission=self.admission,
+            value_path=self.value_path,
             products=self.products,
         )
 

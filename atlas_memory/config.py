@@ -40,6 +40,7 @@ class AtlasConfig(PreTrainedConfig):
     designed_heads: how many heads of a memory start with q = k and an output map that undoes that
     of the values, "all", "half" or "none".
     admission: memories have a write gate that decides which tokens they take in.
+    value_path: what a memory reads out is its answer and, weighted by channel, the token's own v.
     memory_products: "bfloat16" rounds the factors of the memories' matrix products, nothing else.
     rollback: tokens that `AtlasCache.crop` can always take back.
     """
@@ -57,6 +58,7 @@ class AtlasConfig(PreTrainedConfig):
     memory: dict[str, Any] | None = None
     designed_heads: str = "half"
     admission: bool = False
+    value_path: bool = False
     memory_products: str = "float32"
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
@@ -93,7 +95,8 @@ class AtlasConfig(PreTrainedConfig):
     def width(self) -> Width:
         heads = self.num_attention_heads
         shape = self.hidden_size, heads, self.memory_spec, self.rope_theta
-        return Width(*shape, self.designed_heads, self.admission, self.memory_products)
+        options = self.designed_heads, self.admission, self.value_path, self.memory_products
+        return Width(*shape, *options)
 
     def mixer_of_layer(self) -> list[Mixer]:
         """The mixer of every layer: the pattern, repeated over the depth."""

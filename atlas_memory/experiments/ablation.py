@@ -43,9 +43,12 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
             "memory.architecture.normalize": False,
         },
     ),
+    # Mamba-2's D x: what the token itself says, whatever the memory answers.
+    "+ value path": ("atlas", {"value_path": True}),
     "Titans": ("titans", {}),
     "Titans--": ("titans_minus", {}),
     "Gated DeltaNet": ("gated_deltanet", {}),
+    "Gated DeltaNet + value path": ("gated_deltanet", {"value_path": True}),
     "Transformer++": ("transformer_plus", {}),
 }
 # Perplexity (the mean of WikiText's and LAMBADA's) and common-sense accuracy at 760M.

@@ -56,6 +56,7 @@ class MemoryLayer(nn.Module):
     the feature map's coefficients. What the memory learns while it reads is in the state.
     designed_heads: how many heads start as `Projections` says, "all", "half" or "none".
     admission: a write gate decides which tokens the memory takes in (`gates.py`).
+    value_path: what is read out is M(q) + D v, Mamba-2's D x, with a weight for every channel.
     products: "bfloat16" rounds the factors of the memory's matrix products.
     """
 
@@ -67,6 +68,7 @@ class MemoryLayer(nn.Module):
         *,
         designed_heads: str = "half",
         admission: bool = False,
+        value_path: bool = False,
         floor: float = 1e-6,
         products: str = "float32",
     ) -> None:
@@ -79,6 +81,7 @@ class MemoryLayer(nn.Module):
         self.gates = GateProjections(dim, heads, spec)
         self.write_gate = WriteGate(dim, heads) if admission else None
         self.read_out = ReadOut(dim, heads, floor)
+        self.D = nn.Parameter(torch.empty(heads, 1, self.head_dim)) if value_path else None
         shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *s)) for s in shapes)
         self.log_coefficients: nn.Parameter | None = None
@@ -94,6 +97,8 @@ class MemoryLayer(nn.Module):
     def reset_parameters(self) -> None:
         """a_i = 1/i!; W_0 such that the largest step writes about one pair (`_initial_std`)."""
         self.read_out.undo(self.projections)
+        if self.D is not None:
+            nn.init.zeros_(self.D)
         for i, weight in enumerate(self.weights):
             nn.init.normal_(weight, std=self._initial_std(i, weight.shape))
         if self.spec.online:
@@ -152,6 +157,8 @@ class MemoryLayer(nn.Module):
             sparse=self.write_gate is not None,
             products=self.products,
         )
+        if self.D is not None:
+            y = y + self.D * v
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
 
     def _require_fitting(self, x: Tensor, state: MemoryLayerState | None) -> None:

@@ -139,6 +139,37 @@ def test_heads_must_divide_the_width():
         MemoryLayer(9, 2, DEEP)
 
 
+# ---- the value's path -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["deltanet", "exact_atlas"])
+def test_the_value_goes_around_the_memory(name):
+    """Read out is M(q) + D v: at D = 0 the layer without it, and v alone where it is far larger."""
+    plain = layer_of(ALL[name]).double()
+    layer, x = layer_of(ALL[name], value_path=True).double(), draw(2, 13, DIM)
+    missing = layer.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert missing == ["D"]
+    torch.testing.assert_close(layer(x)[0], plain(x)[0], rtol=0, atol=0)
+    with torch.no_grad():
+        layer.D.copy_(1e6 * draw(*layer.D.shape, seed=3))
+    (_, _, v), _ = layer.projections(x, None, None, None)
+    torch.testing.assert_close(layer(x)[0], layer.read_out(x, layer.D * v), rtol=0, atol=1e-4)
+    torch.testing.assert_close(stream(layer, x, [6, 7])[0], layer(x)[0], rtol=0, atol=1e-8)
+
+
+def test_a_model_keeps_its_value_path(tmp_path):
+    shape = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 11}
+    model = am.AtlasForCausalLM(am.AtlasConfig.from_variant("atlas_mag", value_path=True, **shape))
+    D = model.get_submodule("model.layers.0.mixer.memory").D
+    assert D.count_nonzero() == 0
+    torch.nn.init.normal_(D)
+    model.save_pretrained(tmp_path)
+    again = am.AtlasForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.arange(11)[None]
+    torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=0, atol=0)
+    assert torch.equal(again.get_submodule("model.layers.0.mixer.memory").D, D)
+
+
 # ---- admission ---------------------------------------------------------------------------------
 
 
