@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +25,8 @@ import torch
 from torch import Tensor
 
 from atlas_memory.config import AtlasConfig
-from atlas_memory.experiments.fit import IGNORED, fit, labelled_loss
+from atlas_memory.experiments.experiment import Workspace
+from atlas_memory.experiments.fit import IGNORED, Rate, fit, labelled_loss
 from atlas_memory.family import variants
 from atlas_memory.model import AtlasForCausalLM
 
@@ -70,17 +72,20 @@ def run(config: AtlasConfig, seed: int, steps: int) -> Result:
     torch.manual_seed(seed)
     model, fresh = AtlasForCausalLM(config), draw(0, 10**6 + seed, count=64)
     name = config.variant or "custom"
-    fitted = fit(
-        model,
-        partial(draw, seed=seed),
-        steps=steps,
-        learning_rate=LEARNING_RATE,
-        schedule="constant",
-        warmup=WARMUP,
-        evaluate=lambda: {"repeated": labelled_loss(model, fresh).item()},
-        every=EVERY,
-        say=lambda line: print(f"{name} seed {seed} {line}", file=sys.stderr, flush=True),
-    )
+
+    def say(line: str) -> None:
+        print(f"{name} seed {seed} {line}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        fitted = fit(
+            model,
+            partial(draw, seed=seed),
+            steps=steps,
+            rate=Rate(LEARNING_RATE, "constant", WARMUP),
+            workspace=Workspace(Path(folder), say),
+            evaluate=lambda: {"repeated": labelled_loss(model, fresh).item()},
+            every=EVERY,
+        )
     losses = {point["step"]: point.get("repeated", math.nan) for point in fitted.history}
     return Result(name, seed, losses, model.num_parameters(), fitted.seconds)
 

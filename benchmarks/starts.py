@@ -27,7 +27,7 @@ from torch import Tensor
 from atlas_memory.config import AtlasConfig
 from atlas_memory.experiments import ablation, babilong
 from atlas_memory.experiments.experiment import Workspace
-from atlas_memory.experiments.fit import IGNORED, fit
+from atlas_memory.experiments.fit import IGNORED, Rate, fit
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.tasks.mqar import MQAR
 
@@ -65,7 +65,7 @@ def mqar(start: str, seed: int, workspace: Workspace) -> Figures:
         num_attention_heads=2,
     )
     model = AtlasForCausalLM(config)
-    fit(model, drawn, steps=250, learning_rate=6e-3, warmup=20, say=workspace.say)
+    fit(model, drawn, steps=250, rate=Rate(6e-3, warmup=20), workspace=workspace)
     model.eval()
     right = []
     with torch.no_grad():

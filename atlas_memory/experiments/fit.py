@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from torch.utils._pytree import tree_map_only
 
 from atlas_memory.files import whole
 from atlas_memory.training.weight_decay import decay_groups
+
+if TYPE_CHECKING:
+    from atlas_memory.experiments.experiment import Workspace
 
 IGNORED = -100
 SCHEDULES = ("cosine", "constant")
@@ -63,16 +66,27 @@ def asked_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model.head(model(ids)[asked]), targets[asked])
 
 
-def learning_rate_at(
-    step: int, steps: int, peak: float, schedule: str, warmup: int, final: float = 0.0
-) -> float:
-    """Linear warmup to the peak, then constant or a cosine to `final`."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if schedule == "constant":
-        return peak
-    share = (step - warmup) / max(1, steps - warmup)
-    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * share))
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate: a linear warmup to the peak, then constant or a cosine to `final`."""
+
+    peak: float
+    schedule: str = "cosine"
+    warmup: int = 0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            choices = ", ".join(SCHEDULES)
+            raise ValueError(f"unknown schedule {self.schedule!r}; choose from: {choices}")
+
+    def at(self, step: int, steps: int) -> float:
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.peak
+        share = (step - self.warmup) / max(1, steps - self.warmup)
+        return self.final + (self.peak - self.final) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def fit(
@@ -80,48 +94,41 @@ def fit(
     batches: Callable[[int], Any],
     *,
     steps: int,
-    learning_rate: float,
+    rate: Rate,
+    workspace: Workspace | None = None,
     weight_decay: float = 0.0,
     groups: list[dict[str, Any]] | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
-    schedule: str = "cosine",
-    warmup: int = 0,
-    final: float = 0.0,
     clip: float | None = 1.0,
     loss: Callable[[Any, Any], Tensor] = labelled_loss,
     evaluate: Callable[[], dict[str, float]] | None = None,
     every: int = 100,
     stop_at: float | None = None,
-    folder: Path | None = None,
-    say: Callable[[str], None] | None = None,
-    precision: str | None = None,
 ) -> Fitted:
     """Train `model` in place, where it lies, on batches(0), batches(1), ...
 
     evaluate() gives figures every `every` steps and at the end; the fit ends early when its
-    "accuracy" reaches `stop_at`, and when the loss is not finite. With a `folder` it is kept on
-    disk and goes on from there. Weights decay by the rule of `weight_decay.py`, unless the
-    parameters come in `groups` of their own. precision: of autocast; weights stay as they are.
+    "accuracy" reaches `stop_at`, and when the loss is not finite. In a workspace it is kept on disk
+    and goes on from there, under autocast of its precision. Weights decay by the rule of
+    `weight_decay.py`, unless the parameters come in `groups` of their own.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; choose from: {', '.join(SCHEDULES)}")
     groups = groups or decay_groups(model, weight_decay)
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
-    kept, loss = _Checkpoint(folder, model, optimizer), _under(precision, loss)
+    optimizer = torch.optim.AdamW(groups, lr=rate.peak, betas=betas)
+    kept = _Checkpoint(workspace.folder if workspace else None, model, optimizer)
+    loss = _under(workspace.precision if workspace else None, loss)
     fitted = kept.load()
     while not fitted.finished:
         began, step = time.monotonic(), fitted.steps
-        rate = learning_rate_at(step, steps, learning_rate, schedule, warmup, final)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate.at(step, steps)
         model.train()
         fitted.losses.append(_step(model, optimizer, loss, batches(step), clip))
         fitted.steps, fitted.finite = step + 1, math.isfinite(fitted.losses[-1])
         fitted.finished = fitted.steps == steps or not fitted.finite
         if fitted.steps % every == 0 or fitted.finished:
             _evaluate(model, fitted, evaluate, stop_at)
-            if say:
-                say(_line(fitted, steps))
+            if workspace:
+                workspace.say(_line(fitted, steps))
         fitted.seconds += time.monotonic() - began
         kept.save(fitted, now=fitted.finished)
     return fitted

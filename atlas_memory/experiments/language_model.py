@@ -97,7 +97,8 @@ def train_prepared(what: Prepared, workspace: Workspace) -> tuple[Loaded, dict[s
     from atlas_memory.training.run_folder import RunFolder
 
     folder = RunFolder(workspace.folder / "run")
-    ended = run(what, folder, workspace.say, resume=folder.path.is_dir())
+    resume, cpu = folder.path.is_dir(), workspace.device == "cpu"
+    ended = run(what, folder, workspace.say, resume=resume, cpu=cpu)
     if not ended.finished:
         raise KeyboardInterrupt
     kept = [

@@ -196,7 +196,7 @@ def train(
     workspace: Workspace,
 ) -> dict[str, Any]:
     """Through the curriculum: [shortest, longest, questions, tokens a batch, steps] a stage."""
-    from atlas_memory.experiments.fit import fit, labelled_loss
+    from atlas_memory.experiments.fit import Rate, fit, labelled_loss
 
     price = Price(model)
 
@@ -209,14 +209,10 @@ def train(
         model,
         lambda step: batch_of(cell, step, lesson),
         steps=sum(stage[-1] for stage in cell.stages),
-        learning_rate=cell.rate,
-        warmup=30,
-        final=0.1 * cell.rate,
+        rate=Rate(cell.rate, warmup=30, final=0.1 * cell.rate),
+        workspace=workspace,
         loss=loss,
         every=50,
-        folder=workspace.folder,
-        say=workspace.say,
-        precision=workspace.precision,
     )
     told = {"loss": fitted.last["loss"], "steps": fitted.steps, "finite": fitted.finite}
     return told | {"seconds": fitted.seconds}

@@ -118,7 +118,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """Train one model on one task at one difficulty."""
     import torch
 
-    from atlas_memory.experiments.fit import asked_loss, fit
+    from atlas_memory.experiments.fit import Rate, asked_loss, fit
 
     task = mad.task(cell.task, cell.changes)
     train, test = mad.splits(task, cell.train, cell.test)
@@ -129,20 +129,16 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         model,
         _batches(train, cell.batch, cell.seed),
         steps=per_epoch * cell.epochs,
-        learning_rate=cell.rate,
+        rate=Rate(cell.rate, cell.schedule, final=1e-6),
+        workspace=workspace,
         # as in MAD's own code, where everything decays
         groups=[{"params": list(model.parameters()), "weight_decay": cell.decay}],
         betas=(0.9, 0.999),
-        schedule=cell.schedule,
-        final=1e-6,
         clip=None,
         loss=asked_loss,
         evaluate=lambda: accuracies(model, test, cell.batch),
         every=per_epoch * cell.evaluate_every,
         stop_at=cell.stop_at,
-        folder=workspace.folder,
-        say=workspace.say,
-        precision=workspace.precision,
     )
     figures = {name: fitted.last.get(name) for name in ("accuracy", "token_accuracy", "loss")}
     return figures | {

@@ -147,7 +147,7 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """Train one model, and measure what it recalls of each kind of test."""
     import torch
 
-    from atlas_memory.experiments.fit import asked_loss, fit
+    from atlas_memory.experiments.fit import Rate, asked_loss, fit
     from atlas_memory.experiments.mqar_model import Recaller
 
     torch.manual_seed(DATA_SEED + cell.seed)
@@ -158,17 +158,14 @@ def run(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         model,
         batches,
         steps=steps * cell.epochs,
-        learning_rate=cell.rate,
+        rate=Rate(cell.rate, warmup=cell.warmup),
+        workspace=workspace,
         weight_decay=cell.decay,
         betas=(0.9, 0.999),
-        warmup=cell.warmup,
         loss=asked_loss,
         evaluate=lambda: {"accuracy": sum(r := recalls(model, cell)) / len(r)},
         every=evaluate_every,
         stop_at=cell.stop_at,
-        folder=workspace.folder,
-        say=workspace.say,
-        precision=workspace.precision,
     )
     model.eval()
     by_test = recalls(model, cell) if fitted.finite else None

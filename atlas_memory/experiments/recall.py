@@ -141,7 +141,7 @@ def _run_stand_in(cell: StandInCell, workspace: Workspace) -> dict[str, Any]:
     import torch
 
     from atlas_memory.config import AtlasConfig
-    from atlas_memory.experiments.fit import fit
+    from atlas_memory.experiments.fit import Rate, fit
     from atlas_memory.model import AtlasForCausalLM
 
     documents = Documents(cell.pairs, cell.keys, cell.values, cell.seed)
@@ -155,13 +155,10 @@ def _run_stand_in(cell: StandInCell, workspace: Workspace) -> dict[str, Any]:
         model,
         training_batches(documents, tokenizer, cell.batch, cell.questions),
         steps=cell.steps,
-        learning_rate=cell.learning_rate,
+        rate=Rate(cell.learning_rate, warmup=min(50, cell.steps // 10)),
+        workspace=workspace,
         weight_decay=0.1,
-        warmup=min(50, cell.steps // 10),
         every=max(1, cell.steps // 10),
-        folder=workspace.folder,
-        say=workspace.say,
-        precision=workspace.precision,
     )
     shares = {str(pairs): _contains(model, tokenizer, cell, pairs) for pairs in cell.asked}
     parameters = num_parameters(model)

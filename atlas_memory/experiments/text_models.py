@@ -18,7 +18,7 @@ from atlas_memory.data.corpus import Corpus, find_source, load_corpus, require_l
 from atlas_memory.data.tokenizer import Tokenizer, load_tokenizer
 from atlas_memory.data.windows import InOrder, Shuffled
 from atlas_memory.experiments.experiment import Result, Seeded, Workspace
-from atlas_memory.experiments.fit import device_of, fit, labelled_loss, placed
+from atlas_memory.experiments.fit import Rate, device_of, fit, labelled_loss, placed
 from atlas_memory.experiments.language_model import Text
 from atlas_memory.family import VARIANTS
 from atlas_memory.training.prepare import equal_width, parameters_of
@@ -100,14 +100,10 @@ def train_and_score(cell: TextCell, workspace: Workspace) -> dict[str, Any]:
         model,
         batches,
         steps=cell.steps,
-        learning_rate=cell.learning_rate,
+        rate=Rate(cell.learning_rate, warmup=cell.warmup, final=0.1 * cell.learning_rate),
+        workspace=workspace,
         weight_decay=0.1,
-        warmup=cell.warmup,
-        final=0.1 * cell.learning_rate,
         every=max(1, cell.steps // 4),
-        folder=workspace.folder,
-        say=workspace.say,
-        precision=workspace.precision,
     )
     kept = corpus.validation.ids[: cell.validation_tokens]
     by_position = score(model, held_out, cell.batch) if fitted.finite else []

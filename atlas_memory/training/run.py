@@ -33,8 +33,13 @@ class Result:
     figures: dict[str, Any]
 
 
-def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False) -> Result:
-    """Train into a folder; with `resume` from its newest whole checkpoint, if it has one."""
+def run(
+    prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False, cpu: bool = False
+) -> Result:
+    """Train into a folder; with `resume` from its newest whole checkpoint, if it has one.
+
+    cpu: train on the processor even where there is an accelerator.
+    """
     if (ended := _ended(folder, prepared.recipe, say)) is not None:
         return ended
     rank, _ = processes()
@@ -48,7 +53,7 @@ def run(prepared: Prepared, folder: RunFolder, say: Say, *, resume: bool = False
             folder.create(prepared.recipe)
         sweep(folder.checkpoints)
         folder.forget_after(step_of(checkpoint) if checkpoint else 0)
-    trainer, stop = _trainer(prepared, folder, say)
+    trainer, stop = _trainer(prepared, folder, say, cpu)
     started = time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -90,7 +95,9 @@ def _starting_point(prepared: Prepared, folder: RunFolder, say: Say) -> Path | N
     return checkpoint
 
 
-def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, StopWhenAsked]:
+def _trainer(
+    prepared: Prepared, folder: RunFolder, say: Say, cpu: bool
+) -> tuple[Any, StopWhenAsked]:
     import torch
     from transformers import PrinterCallback
     from transformers.utils import logging
@@ -106,7 +113,7 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
     train = prepared.recipe.train
     if train.threads:
         torch.set_num_threads(train.threads)
-    arguments = training_arguments(prepared, folder)
+    arguments = training_arguments(prepared, folder, cpu)
     torch.manual_seed(train.seed)
     metrics = Metrics(folder, train.batch * prepared.recipe.data.length)
     stop = StopWhenAsked(say)
@@ -129,7 +136,7 @@ def _trainer(prepared: Prepared, folder: RunFolder, say: Say) -> tuple[Any, Stop
     return trainer, stop
 
 
-def training_arguments(prepared: Prepared, folder: RunFolder) -> Any:
+def training_arguments(prepared: Prepared, folder: RunFolder, cpu: bool = False) -> Any:
     """The recipe in transformers' words."""
     import torch
     from transformers import TrainingArguments
@@ -172,7 +179,7 @@ def training_arguments(prepared: Prepared, folder: RunFolder) -> Any:
         disable_tqdm=True,
         log_level="error",
         log_level_replica="error",
-        use_cpu=not torch.accelerator.is_available(),
+        use_cpu=cpu or not torch.accelerator.is_available(),
         ddp_find_unused_parameters=False,
         fsdp=sharded or None,
         fsdp_config={"transformer_layer_cls_to_wrap": _layer_classes(prepared)}

@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from atlas_memory.experiments import fit as module
-from atlas_memory.experiments.fit import fit, learning_rate_at, placed
+from atlas_memory.experiments.experiment import Workspace
+from atlas_memory.experiments.fit import Rate, fit, placed
+
+RATE = Rate(0.01)
+
+
+def work(folder, **options):
+    return Workspace(folder, lambda line: None, **options)
 
 
 def model():
@@ -25,7 +32,7 @@ def error(network, pair):
 
 
 def run(network, batches=batch, **options):
-    return fit(network, batches, steps=20, learning_rate=0.01, loss=error, every=5, **options)
+    return fit(network, batches, steps=20, rate=RATE, loss=error, every=5, **options)
 
 
 def test_a_killed_fit_goes_on_bit_for_bit(tmp_path, monkeypatch):
@@ -39,10 +46,10 @@ def test_a_killed_fit_goes_on_bit_for_bit(tmp_path, monkeypatch):
         return batch(step)
 
     with pytest.raises(KeyboardInterrupt):
-        run(model(), killed, folder=tmp_path)
+        run(model(), killed, workspace=work(tmp_path))
     again = model()
     torch.manual_seed(99)
-    two = run(again, folder=tmp_path)
+    two = run(again, workspace=work(tmp_path))
     assert two.history == one.history
     assert [entry["step"] for entry in two.history] == [5, 10, 15, 20]
     for a, b in zip(whole.parameters(), again.parameters(), strict=True):
@@ -50,19 +57,19 @@ def test_a_killed_fit_goes_on_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_a_finished_fit_is_not_made_again(tmp_path):
-    one = run(model(), folder=tmp_path)
+    one = run(model(), workspace=work(tmp_path))
 
     def never(step):
         raise AssertionError(step)
 
-    two = run(model(), never, folder=tmp_path)
+    two = run(model(), never, workspace=work(tmp_path))
     assert two.history == one.history
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut"])
 def test_a_damaged_checkpoint_is_a_new_fit(tmp_path, damage):
     (tmp_path / module.CHECKPOINT).write_bytes(damage)
-    assert run(model(), folder=tmp_path).history == run(model()).history
+    assert run(model(), workspace=work(tmp_path)).history == run(model()).history
 
 
 def test_it_stops_at_the_accuracy_and_at_a_loss_that_is_not_finite():
@@ -83,7 +90,7 @@ def test_batches_go_where_the_model_lies(monkeypatch):
     assert (ids.device.type, weight) == ("meta", 0.5)
 
 
-def test_a_precision_is_that_of_the_loss_alone():
+def test_a_precision_is_that_of_the_loss_alone(tmp_path):
     seen = []
 
     def spy(network, pair):
@@ -92,15 +99,16 @@ def test_a_precision_is_that_of_the_loss_alone():
         return (y.float() - pair[1]).square().mean()
 
     network = model()
-    fitted = fit(network, batch, steps=2, learning_rate=0.01, loss=spy, precision="bfloat16")
+    rounded = work(tmp_path, precision="bfloat16")
+    fitted = fit(network, batch, steps=2, rate=RATE, loss=spy, workspace=rounded)
     assert seen == [torch.bfloat16] * 2
     assert fitted.finite
     assert {p.dtype for p in network.parameters()} == {torch.float32}
 
 
 def test_schedules():
-    at = [learning_rate_at(n, 10, 1.0, "cosine", 2, 0.1) for n in (0, 1, 2, 6, 10)]
+    at = [Rate(1.0, "cosine", 2, 0.1).at(n, 10) for n in (0, 1, 2, 6, 10)]
     assert at == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1])
-    assert learning_rate_at(9, 10, 1.0, "constant", 0) == 1.0
+    assert Rate(1.0, "constant").at(9, 10) == 1.0
     with pytest.raises(ValueError, match="unknown schedule 'linear'; choose from: cosine"):
-        run(model(), schedule="linear")
+        Rate(1.0, "linear")

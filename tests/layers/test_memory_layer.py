@@ -139,7 +139,7 @@ def test_heads_must_divide_the_width():
         MemoryLayer(9, 2, DEEP)
 
 
-# ---- the value's path -----------------------------------------------------------------------------
+# ---- the value's path --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["deltanet", "exact_atlas"])

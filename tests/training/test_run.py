@@ -147,6 +147,18 @@ def test_a_carried_memory_is_used(tmp_path, text):
     assert runs.losses(tmp_path / "a") == pytest.approx([x.item() for x in expected], abs=1e-4)
 
 
+@pytest.mark.parametrize(("there", "cpu", "used"), [(True, False, False), (True, True, True)])
+def test_an_accelerator_is_used_unless_the_processor_is_asked_for(
+    tmp_path, text, monkeypatch, there, cpu, used
+):
+    from atlas_memory.training.prepare import prepare
+    from atlas_memory.training.run import training_arguments
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: there)
+    prepared = prepare(runs.recipe(text), print)
+    assert training_arguments(prepared, RunFolder(tmp_path / "a"), cpu).use_cpu is used
+
+
 def test_a_damaged_checkpoint_is_told_of_and_passed_over(tmp_path, text):
     runs.train(text, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")

@@ -5,7 +5,7 @@ import torch
 from models import build
 from torch import nn
 
-from atlas_memory.experiments.fit import fit
+from atlas_memory.experiments.fit import Rate, fit
 from atlas_memory.retrofitting.beside import LowRank
 from atlas_memory.training.trainer import AtlasTrainer
 from atlas_memory.training.weight_decay import decay_groups, decayed_names
@@ -58,11 +58,11 @@ def test_a_fit_decays_by_the_rule_or_has_groups_of_its_own(own, moved):
     model = nn.Linear(2, 2)
     before = [p.clone() for p in model.parameters()]
     groups = [{"params": list(model.parameters()), "weight_decay": 0.5}] if own else None
-    options = {"weight_decay": 0.5, "groups": groups, "schedule": "constant"}
+    options = {"weight_decay": 0.5, "groups": groups}
 
     def nothing(model, batch):
         return 0 * sum(p.sum() for p in model.parameters())
 
-    fit(model, range, steps=1, learning_rate=0.1, loss=nothing, **options)
+    fit(model, range, steps=1, rate=Rate(0.1, "constant"), loss=nothing, **options)
     after = list(model.parameters())
     assert [not torch.equal(a, b) for a, b in zip(before, after, strict=True)] == moved
