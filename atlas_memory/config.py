@@ -181,6 +181,9 @@ def _check_shape(config: AtlasConfig) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
+    for name in ("admission", "value_path"):
+        if not isinstance(value := getattr(config, name), bool):
+            raise ValueError(f"{name}={value!r}: it must be true or false")
     if not isinstance(config.rollback, int) or config.rollback < 0:
         raise ValueError(f"rollback={config.rollback!r}: it must be a whole number of at least 0")
     if config.hidden_size % config.num_attention_heads:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Device
+from atlas_memory.cli.options import AsJson, Device, assigned
 from atlas_memory.names import suggest
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(
     from atlas_memory.experiments import load
     from atlas_memory.experiments.runner import Folder, order
 
-    chosen = order(load(name), preset, _names(variants), seeds, _settings(changes))
+    chosen = order(load(name), preset, _names(variants), seeds, assigned(changes))
     _require_models(chosen, device, precision)
     folder = Folder(out or Path("runs/experiments") / _folder(name, preset, precision))
     command = _command(name, preset, variants, seeds, out, changes, (device, precision))
@@ -122,20 +122,6 @@ def _names(variants: str | None) -> list[str] | None:
     if variants is None:
         return None
     return [name.strip() for name in variants.split(",") if name.strip()]
-
-
-def _settings(changes: list[str] | None) -> dict[str, Any]:
-    """name=value pairs; a value is JSON where it can be read as such, else text."""
-    settings = {}
-    for change in changes or []:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ValueError(f"--set {change!r}: write name=value")
-        try:
-            settings[name] = json.loads(text)
-        except ValueError:
-            settings[name] = text
-    return settings
 
 
 def _command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer, assigned
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -60,7 +60,7 @@ def run(
     changes |= {"do_sample": sample or bool(changes), "max_new_tokens": max_new_tokens}
     if repetition_penalty is not None:
         changes["repetition_penalty"] = repetition_penalty
-    changes |= dict(map(_setting, settings or []))
+    changes |= assigned(settings)
     require_run(run_folder, precision, tokenizer, device)
     _require(memory, text)
 
@@ -99,16 +99,6 @@ def _source(source: str | None, file: str | None, interactive: bool) -> str | No
     if source and interactive:
         raise ValueError("--interactive asks on standard input; give the text as --file")
     return source or file
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set {text}: write it as name=value")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _known(loaded: Loaded, source: str | None, memory: Path | None) -> Memory | None:

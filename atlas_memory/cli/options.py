@@ -1,7 +1,8 @@
 """Options that several commands have, told in the same words."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,3 +16,17 @@ Precision = Annotated[str | None, typer.Option(help=PRECISION)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
 Tokenizer = Annotated[str | None, typer.Option(help=TOKENIZER)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+def assigned(changes: list[str] | None) -> dict[str, Any]:
+    """What --set says: name=value, a value is JSON where it can be read as such, else text."""
+    values: dict[str, Any] = {}
+    for change in changes or []:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change!r}: write name=value")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values

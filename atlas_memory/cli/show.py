@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson
+from atlas_memory.cli.options import AsJson, assigned
 from atlas_memory.names import size_names, suggest, variant_names
 
 if TYPE_CHECKING:
     from atlas_memory.config import AtlasConfig
 
 NAME = "A name from `atlas list`, or the folder of a model: of `atlas train` or `atlas retrofit`."
+SET = "A field of AtlasConfig or of its memory, as memory.window=8; may be given again."
 CHOICE = {"name", "mixer"}  # what names a choice: {"name": "muon", "steps": 5}
 
 
@@ -24,14 +25,21 @@ def run(
     size: Annotated[str, typer.Option(help="tiny, small, 170m, 340m, 760m or 1.3b.")] = "small",
     vocab_size: Annotated[int | None, typer.Option(help="Default: the size's own.")] = None,
     context: Annotated[int, typer.Option(help="Tokens before the one that FLOPs count.")] = 4096,
+    changes: Annotated[list[str] | None, typer.Option("--set", help=SET)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a model: its row of the paper's Table 1, parameters, state and FLOPs per token.
 
-    Examples: atlas show atlas --size 1.3b; atlas show runs/quickstart; atlas show runs/smollm2
+    Examples: atlas show atlas --size 1.3b; atlas show atlas --set memory.window=16; atlas show
+    runs/quickstart; atlas show runs/smollm2
     """
     there = Path(variant).is_dir() and variant not in variant_names()
-    shown = _run(Path(variant), context) if there else describe(variant, size, vocab_size, context)
+    overrides = assigned(changes) | ({} if vocab_size is None else {"vocab_size": vocab_size})
+    if there and overrides:
+        raise ValueError(
+            f"{variant} is a folder, whose model is as it is; leave --set and --vocab-size out"
+        )
+    shown = _run(Path(variant), context) if there else describe(variant, size, overrides, context)
     if as_json:
         print(json.dumps(shown))
     else:
@@ -68,7 +76,7 @@ def _require_context(context: int) -> None:
         raise ValueError(f"--context {context}: give at least one token")
 
 
-def describe(variant: str, size: str, vocab_size: int | None, context: int) -> dict[str, Any]:
+def describe(variant: str, size: str, overrides: dict[str, Any], context: int) -> dict[str, Any]:
     if variant not in variant_names():
         raise ValueError(f"unknown variant {variant!r}; {suggest(variant, variant_names())}")
     if size not in size_names():
@@ -77,7 +85,6 @@ def describe(variant: str, size: str, vocab_size: int | None, context: int) -> d
     from atlas_memory.cli.list import described
     from atlas_memory.config import AtlasConfig
 
-    overrides = {} if vocab_size is None else {"vocab_size": vocab_size}
     config = AtlasConfig.from_variant(variant, size, **overrides)
     return {"name": variant, "size": size, **described(variant), **_costs(config, context)}
 

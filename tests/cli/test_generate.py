@@ -107,7 +107,7 @@ def test_a_run_of_train_and_standard_input(tmp_path):
         (["--file", "nothing"], "cannot read nothing: No such file"),
         (["--memory", "nothing"], "cannot read nothing: No such file"),
         (["--prompt", "x", "--set", "temprature=1"], "did you mean 'temperature'?"),
-        (["--prompt", "x", "--set", "temperature"], "write it as name=value"),
+        (["--prompt", "x", "--set", "temperature"], "write name=value"),
         (["--prompt", "x", "--set", "max_new_tokens=many"], "max_new_tokens"),
     ],
 )

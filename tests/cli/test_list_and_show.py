@@ -97,6 +97,18 @@ def test_show_writes_choices_and_sizes_as_people_do(variant, capsys):
         assert lines["mixers"].startswith("mamba")
 
 
+def test_show_counts_what_is_set(capsys):
+    words = ["show", "titans", "--size", "tiny", "--json"]
+    plain, wide = json.loads(run(capsys, *words)), ["--set", "memory.architecture.expansion=8"]
+    shown = json.loads(run(capsys, *words, *wide, "--set", "value_path=true"))
+    config = AtlasConfig.from_variant(
+        "titans", "tiny", value_path=True, **{"memory.architecture.expansion": 8}
+    )
+    assert shown["memory"]["architecture"]["expansion"] == 8
+    assert shown["parameters"] == parameters(config) > plain["parameters"]
+    assert shown["state bytes"] > 1.5 * plain["state bytes"]
+
+
 def test_list_has_every_variant(capsys):
     head, *lines = run(capsys, "list").splitlines()
     assert head.split()[:2] == ["name", "model"]
@@ -113,6 +125,10 @@ def test_list_has_every_variant(capsys):
         (["show", "atlas", "--size", "2b"], "unknown size '2b'; choose from: tiny, small"),
         (["show", "atlas", "--vocab-size", "0"], "vocab_size=0"),
         (["show", "atlas", "--context", "0"], "--context 0: give at least one token"),
+        (["show", "atlas", "--set", "window"], "--set 'window': write name=value"),
+        (["show", "atlas", "--set", "memory.widow=2"], "unknown field 'widow' of the memory; did"),
+        (["show", "atlas", "--set", "value_path=3"], "value_path=3: it must be true or false"),
+        (["show", ".", "--set", "vocab_size=3"], ". is a folder, whose model is as it is"),
         (["show"], "Missing argument"),
         (["shw"], "No such command"),
     ],
