@@ -14,7 +14,7 @@ from atlas_memory.experiments.experiment import Experiment, Result, Table
 from atlas_memory.family import VARIANTS
 from atlas_memory.tasks import needle
 from atlas_memory.tasks.corpora import backgrounds
-from atlas_memory.tasks.needle_lesson import Sample, lesson, sample, vocabulary
+from atlas_memory.tasks.needle_lesson import CONFUSED, Sample, lesson, sample, vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,14 +55,14 @@ class Cell(long_context.LongCell):
 
 PRESETS = long_context.presets(
     small=Settings(
-        kinds={"pk": 4, "n": 4},
-        megabytes=2.0,
+        kinds={"pk": 4, "n": 4, "w": 8},
+        megabytes=16.0,
         stages=[
-            [120, 120, 3, 1_500, 300],
-            [120, 400, 3, 1_500, 150],
-            [400, 1_000, 3, 2_000, 100],
+            [160, 160, 3, 1_500, 300],
+            [160, 400, 3, 1_500, 150],
+            [400, 1_000, 3, 2_000, 500],
         ],
-        lengths=[[1_000, 64], [4_000, 32], [16_000, 16], [128_000, 4]],
+        lengths=[[1_000, 64], [4_000, 32], [16_000, 16], [256_000, 8]],
     ),
     smoke={
         "kinds": {"n": 2},
@@ -109,7 +109,9 @@ class Needles:
             haystacks = (needle.noise(words.encode, repetitions=64),) * 2
         else:
             corpus, megabytes = cell.corpus, cell.megabytes
-            haystacks = backgrounds(corpus, megabytes, words.encode, words.others, say)
+            training, testing = backgrounds(corpus, megabytes, words.encode, words.others, say)
+            # Half of the texts are sentences with a word or a digit of needles, easily confused.
+            haystacks = training.with_emphasis(words.encode(CONFUSED)), testing
         return Needles(cell.kind, cell.signs, words, *haystacks)
 
     def lesson(self, tokens: int, needles: int, random: np.random.Generator) -> tuple[Any, Any]:

@@ -18,6 +18,10 @@ from atlas_memory.tasks.words import Words
 GEN = "<gen>"
 QUESTION = "What is the special magic {what} for {key}? " + GEN
 SIGNS = {"number": "0123456789", "uuid": "0123456789abcdef"}
+# Words by which a sentence of a haystack looks like a needle; "a" of a uuid is in all of them.
+CONFUSED = f"{ADJECTIVES} {NOUNS} special magic number numbers uuid uuids " + " ".join(
+    SIGNS["number"]
+)
 
 
 @dataclass(frozen=True)
