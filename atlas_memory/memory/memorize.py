@@ -11,6 +11,7 @@ from atlas_memory.memory.decode import decode
 from atlas_memory.memory.graphs import as_given, rounding, untraced
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.learner import newborn, to_state
+from atlas_memory.memory.linear_token import read_linear_token
 from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.online import memorize_online_recurrent
 from atlas_memory.memory.online_chunk import memorize_online
@@ -72,8 +73,11 @@ def memorize(
         gates = _complete(
             spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
         )
-        if spec.online and form == "chunkwise" and _single(q, starts, lengths):
-            y, after = read_token(qkv, gates, state, initial)
+        if form == "chunkwise" and _single(q, starts, lengths) and (spec.online or spec.linear):
+            if spec.linear:
+                y, after = read_linear_token(qkv, gates, state)
+            else:
+                y, after = read_token(qkv, gates, state, initial)
             return y.to(v.dtype), after
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
         if spec.online and form == "recurrent":

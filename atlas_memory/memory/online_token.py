@@ -39,12 +39,14 @@ def read_token(
 
     keeps = not spec.retention.forgets
     W = now.W[0] if keeps else alpha * now.W[0]
-    e = target if spec.bias.hebbian else _plus(target, h, W.mT, -1)
+    e = target if spec.bias.hebbian else plus(target, h, W.mT, -1)
     d = _recent(spec, now, opens, (h, target, tape))
     d = _with_own(spec, d, tape, e[:, :, -1:] @ W)
+    if spec.stop_gradient:
+        e, h, phi_k = e.detach(), h.detach(), phi_k.detach()
     written = ((eta * weight) * e).mT
-    S = tuple(_onto(theta * s, written, h) for s in now.S)
-    W = W + S[0] if S else (_plus if keeps else _onto)(W, written, h)
+    S = tuple(onto(theta * s, written, h) for s in now.S)
+    W = W + S[0] if S else (plus if keeps else onto)(W, written, h)
     pairs = tuple(((weight * x).mT, phi_k) for x in d)
     assert gates.hidden is not None
     H = now.H
@@ -52,10 +54,10 @@ def read_token(
         H = tuple(torch.lerp(first, w, alpha) for w, first in zip(H, initial[1:], strict=True))
     H, R = _move(state, H, now.R, pairs, (gates.hidden[..., None], theta))
     h_q, _ = spec.architecture.hidden([plain(w) for w in H], phi_q)
-    y = _plus(q, h_q, W.mT) if spec.architecture.residual else h_q @ W.mT
+    y = plus(q, h_q, W.mT) if spec.architecture.residual else h_q @ W.mT
     kept = tuple(x[:, :, 1:] for x in d) if spec.window > 1 else ()
     after = to_state(state, Learner((W,), S, H, R, H_start, kept))
-    return y, _one_further(after, keys, values)
+    return y, one_further(after, keys, values)
 
 
 def _opens(state: MemoryState) -> Tensor | bool:
@@ -66,21 +68,21 @@ def _opens(state: MemoryState) -> Tensor | bool:
     return opens if opens.device.type != "cpu" or bool(opens.any()) else False
 
 
-def _plus(x: Tensor, a: Tensor, b: Tensor, scale: float = 1) -> Tensor:
+def plus(x: Tensor, a: Tensor, b: Tensor, scale: float = 1) -> Tensor:
     """x + scale a b, of matrices [b, h, .., ..]."""
     flat = (part.flatten(0, 1) for part in (x, a, b))
     return torch.baddbmm(*flat, alpha=scale).unflatten(0, x.shape[:2])
 
 
-def _onto(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def onto(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """x + a b in the place of x, which was made here; a graph may hold it."""
     if torch.is_grad_enabled():
-        return _plus(x, a, b)
+        return plus(x, a, b)
     flat = x.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
     return flat.unflatten(0, x.shape[:2])
 
 
-def _one_further(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
+def one_further(state: MemoryState, keys: Tensor, values: Tensor) -> MemoryState:
     back = state.spec.window - 1
     return replace(
         state,
@@ -103,7 +105,7 @@ def _recent(
     h, target, tape = made
     W, back = now.W[0], spec.window - 1
     e = target[:, :, :back]
-    e = e if spec.bias.hebbian else _plus(e, h[:, :, :back], W.mT, -1)
+    e = e if spec.bias.hebbian else plus(e, h[:, :, :back], W.mT, -1)
     found = bounded_back(spec, tuple(x[:, :, :back] for x in tape), e @ W)
     return found if opens is True else where(opens, found, now.d)
 
@@ -126,11 +128,11 @@ def _move(
     """The hidden matrices behind their step, where one is due, and their momentum."""
     (mu, theta), optimizer = gates, state.spec.optimizer
     if optimizer.heavy:
-        R = tuple(_onto(theta * r, mu * d, x) for r, (d, x) in zip(R, pairs, strict=True))
+        R = tuple(onto(theta * r, mu * d, x) for r, (d, x) in zip(R, pairs, strict=True))
         return tuple(w + r for w, r in zip(H, R, strict=True)), R
     if not optimizer.orthogonal:
-        return tuple(_plus(w, mu * d, x) for w, (d, x) in zip(H, pairs, strict=True)), R
-    R = tuple(_onto(theta * r, d, x) for r, (d, x) in zip(R, pairs, strict=True))
+        return tuple(plus(w, mu * d, x) for w, (d, x) in zip(H, pairs, strict=True)), R
+    R = tuple(onto(theta * r, d, x) for r, (d, x) in zip(R, pairs, strict=True))
     if state.phase is not None:
         if (state.phase + 1) % optimizer.period:
             return H, R

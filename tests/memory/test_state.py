@@ -60,16 +60,20 @@ def test_token_by_token(spec: am.MemorySpec, form: str) -> None:
 
 
 @CARRIED
-def test_gradients_cross_a_cut(spec: am.MemorySpec) -> None:
-    gradients = []
-    for cuts in ((0, 13), (0, 6, 11, 13)):
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "stop_gradient"])
+def test_gradients_cross_a_cut(spec: am.MemorySpec, stopped: bool) -> None:
+    """Single tokens among the pieces, which have code of their own."""
+    spec, gradients = replace(spec, stop_gradient=stopped), []
+    for cuts in ((0, 13), (0, 1, 6, 7, 11, 13)):
         problem, leaf = draw(spec, 13, seed=2).leaves()
         pieces, state = [], None
         for start, end in pairwise(cuts):
             y, state = package(problem.cut(start, end), spec, "chunkwise", state=state)
             pieces.append(y)
         loss = torch.cat(pieces, 2).pow(2).sum() + state.weights[0].sin().sum()
-        values = torch.autograd.grad(loss, list(leaf.values()))
+        values = torch.autograd.grad(
+            loss, list(leaf.values()), allow_unused=True, materialize_grads=True
+        )
         gradients.append({f"gradient of {name}": g for name, g in zip(leaf, values, strict=True)})
     assert_same(gradients[1], gradients[0])
 
