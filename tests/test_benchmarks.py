@@ -26,6 +26,17 @@ def test_the_engine_is_timed_forward_and_backward():
     engine.engine(tokens=70, dim=8, window=3)()
 
 
+def test_models_are_timed_beside_transformer_plus():
+    models = importlib.import_module("models")
+    size = models.parameters_of(models.build("gated_deltanet").config)
+    built = {name: models.build(name, size) for name in (models.BASE, "gated_deltanet")}
+    sizes = [model.num_parameters() for model in built.values()]
+    assert max(sizes) < 1.01 * min(sizes)
+    found = models.multiples(models.reading(16), built, rounds=2)
+    assert found[models.BASE] == [1.0, 1.0]
+    assert min(found["gated_deltanet"]) > 0
+
+
 def test_starts_ask_every_task_for_what_it_has():
     starts = importlib.import_module("starts")
     assert callable(starts.babilong.EXPERIMENT.run)
