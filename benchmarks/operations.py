@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atlas_memory import AtlasConfig, AtlasForCausalLM
 from atlas_memory.family import VARIANTS
+from atlas_memory.layers import projections
 from atlas_memory.memory import online_chunk
 
 CHUNK = 128
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--unknowns", type=int, default=online_chunk.ON_ACCELERATOR)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    online_chunk.UNKNOWNS = given.unknowns
+    online_chunk.UNKNOWNS, projections.BY_TAPS = given.unknowns, ()
     found = {}
     for variant in given.variants.split(","):
         found[variant] = measure(variant)

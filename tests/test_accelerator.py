@@ -15,6 +15,7 @@ from models import config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from atlas_memory.family import variants
+from atlas_memory.layers import projections
 from atlas_memory.memory import online_chunk
 from atlas_memory.model import AtlasForCausalLM
 
@@ -53,6 +54,7 @@ def test_training_and_decoding_ask_for_no_value(variant, device):
 def test_counts_of_operations(monkeypatch):
     """What `benchmarks/operations.py` prints for its shape, and no wait for the host."""
     monkeypatch.setattr(online_chunk, "UNKNOWNS", online_chunk.ON_ACCELERATOR)
+    monkeypatch.setattr(projections, "BY_TAPS", ())
     found = {name: operations.measure(name) for name in ("atlas", "titans", "gated_deltanet")}
     atlas = found["atlas"]
     assert atlas["token per layer"] <= 100

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from atlas_memory.layers.rows import Lengths, Starts, document_ids, row_tail
-from atlas_memory.memory.graphs import scalar
+from atlas_memory.memory.graphs import OwnBackward, scalar
 from atlas_memory.memory.tree import State
 
 CONV_SIZE = 4
@@ -24,8 +26,17 @@ def require_heads(dim: int, heads: int) -> int:
 
 def in_heads(x: Tensor, heads: int) -> Tensor:
     """[b, t, h d] -> [b, h, t, d], never in less than float32: what the engine works with."""
+    return by_head(heads_of(x, heads))
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """[b, t, h d] -> [b, t, h, d] in float32 or more, as it lies in memory."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return torch.unflatten(wide, 2, (heads, -1)).transpose(1, 2)
+    return torch.unflatten(wide, 2, (heads, -1))
+
+
+def by_head(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
 
 
 def designed_count(designed_heads: str, heads: int) -> int:
@@ -71,7 +82,7 @@ class Projections(nn.Module):
     ) -> tuple[tuple[Tensor, Tensor, Tensor], ConvState]:
         projected = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=2)
         mixed, state = self.conv(projected, state, starts=starts, lengths=lengths)
-        q, k, v = unit(in_heads(mixed, 3 * self.heads)).chunk(3, dim=1)
+        q, k, v = by_head(unit(heads_of(mixed, 3 * self.heads))).chunk(3, dim=1)
         return (q, k, v), state
 
 
@@ -197,11 +208,48 @@ def short_convolution(
     return outputs, ConvState(last * kept[:, :, None])
 
 
+BY_TAPS = ("cpu",)  # devices on which conv1d, which wants channels first, is slower than its sum
+
+
 def _convolve(inputs: Tensor, weight: Tensor) -> Tensor:
     kernel = weight.flip(1)[:, None]
     if inputs.shape[1] == weight.shape[1]:  # one token: conv1d takes longer to set up than to run
         return (inputs * kernel[:, 0].mT).sum(dim=1, keepdim=True)
+    if inputs.device.type in BY_TAPS and inputs.dtype in (torch.float32, torch.float64):
+        taps: Tensor = _Taps.run(inputs, weight)
+        return taps
     return F.conv1d(inputs.transpose(1, 2), kernel, groups=len(kernel)).transpose(1, 2)
+
+
+def _by_taps(inputs: Tensor, weight: Tensor) -> Tensor:
+    """sum_j weight[:, j] x_{t-j} of the inputs x [b, older + t, dim], which begin earlier."""
+    first, *others = (
+        weight.mT.contiguous()
+    )  # a tap whose numbers lie apart takes three times as long
+    older = len(others)
+    y = inputs[:, older:] * first
+    for j, tap in enumerate(others, 1):
+        y.addcmul_(inputs[:, older - j : -j], tap)
+    return y
+
+
+class _Taps(OwnBackward):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return _by_taps(inputs, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """An input reaches the outputs at its own place and behind it: taps in reverse."""
+        inputs, weight = ctx.saved_tensors
+        older, time = weight.shape[1] - 1, dy.shape[1]
+        later = F.pad(dy, (0, 0, older, older))
+        d_inputs = _by_taps(later, weight.flip(1))
+        parts = [inputs[:, older - j : older - j + time] for j in range(older + 1)]
+        d_weight = torch.stack([(part * dy).sum(dim=(0, 1)) for part in parts], dim=1)
+        return d_inputs, d_weight
 
 
 def _convolve_within(inputs: Tensor, weight: Tensor, document: Tensor) -> Tensor:

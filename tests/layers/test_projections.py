@@ -4,6 +4,7 @@ import pytest
 import torch
 from streams import rows, stream
 
+from atlas_memory.layers import projections
 from atlas_memory.layers.projections import RMSNorm, ShortConv
 
 
@@ -19,6 +20,18 @@ def test_equals_the_definition(conv):
     for t in range(9):
         expected = sum(conv.weight[:, j] * x[:, t - j] for j in range(4) if t - j >= 0)
         torch.testing.assert_close(y[:, t], expected)
+
+
+@pytest.mark.parametrize(("time", "size"), [(9, 4), (2, 4), (5, 2)])
+def test_the_sum_of_taps_is_conv1d_gradients_too(time, size, monkeypatch):
+    torch.manual_seed(0)
+    conv, x = ShortConv(6, size=size).double(), rows(2, time, 6).requires_grad_()
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(projections, "BY_TAPS", devices)
+        y, _ = conv(x)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), [x, conv.weight])))
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize("cuts", [[1] * 9, [2, 7], [5, 1, 3], [9]])
