@@ -27,7 +27,7 @@ def test_the_engine_is_timed_forward_and_backward():
 
 
 def test_models_are_timed_beside_transformer_plus():
-    models = importlib.import_module("models")
+    models = importlib.import_module("model_speed")
     size = models.parameters_of(models.build("gated_deltanet").config)
     built = {name: models.build(name, size) for name in (models.BASE, "gated_deltanet")}
     sizes = [model.num_parameters() for model in built.values()]

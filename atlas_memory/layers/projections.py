@@ -216,8 +216,10 @@ def _convolve(inputs: Tensor, weight: Tensor) -> Tensor:
     if inputs.shape[1] == weight.shape[1]:  # one token: conv1d takes longer to set up than to run
         return (inputs * kernel[:, 0].mT).sum(dim=1, keepdim=True)
     if inputs.device.type in BY_TAPS and inputs.dtype in (torch.float32, torch.float64):
-        taps: Tensor = _Taps.run(inputs, weight)
-        return taps
+        # a compiler makes a backward pass of its own, and warns of ours
+        sum_up = _by_taps if torch.compiler.is_compiling() else _Taps.run
+        mixed: Tensor = sum_up(inputs, weight)
+        return mixed
     return F.conv1d(inputs.transpose(1, 2), kernel, groups=len(kernel)).transpose(1, 2)
 
 

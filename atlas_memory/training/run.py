@@ -96,7 +96,7 @@ def _starting_point(prepared: Prepared, folder: RunFolder, say: Say) -> Path | N
 
 
 def _trainer(
-    prepared: Prepared, folder: RunFolder, say: Say, cpu: bool
+    prepared: Prepared, folder: RunFolder, say: Say, cpu: bool = False
 ) -> tuple[Any, StopWhenAsked]:
     import torch
     from transformers import PrinterCallback

@@ -1,7 +1,7 @@
 """Whole models against Transformer++: a training step, reading, and a decoded token.
 
-    python benchmarks/models.py                            the variants below, about 4 minutes
-    python benchmarks/models.py --variants atlas --threads 2 --json FILE
+    python benchmarks/model_speed.py                            the variants below, about 4 minutes
+    python benchmarks/model_speed.py --variants atlas --threads 2 --json FILE
 
 The shape of `make train`: 2 layers, width 128, 4 heads, vocabulary 2,048, models of equal size.
 Figures are times as multiples of Transformer++'s, median and extremes of rounds that measure all
