@@ -96,6 +96,7 @@ class Run:
 
 
 RUNS = (
+    Run("mqar", "mqar --seeds 3", 0.5),
     Run(
         "mqar-crowded",
         "mqar --preset crowded --variants atlas,titans,omeganet,gated_deltanet --seeds 3",
@@ -115,7 +116,7 @@ RUNS = (
     Run("ablation-wide", "ablation --preset small --seeds 3", 9),
     Run("window", "window --seeds 3", 6),
     Run("language", f"language --variants {LEAGUE}", 8),
-    Run("niah", "niah --variants atlas,titans,gated_deltanet,swa", 3),
+    Run("niah", "niah --variants atlas,titans,gated_deltanet,swa", 5),
     Run("scaling", "scaling", 1),
     Run("in-context-recall", "recall", 2),
     Run("mad", f"mad --variants {MAD} --set 'difficulties={{\"memorization\":[{{}}]}}'", 2),
