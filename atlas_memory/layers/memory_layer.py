@@ -56,7 +56,8 @@ class MemoryLayer(nn.Module):
     the feature map's coefficients. What the memory learns while it reads is in the state.
     designed_heads: how many heads start as `Projections` says, "all", "half" or "none".
     admission: a write gate decides which tokens the memory takes in (`gates.py`).
-    value_path: what is read out is M(q) + D v, Mamba-2's D x, with a weight for every channel.
+    value_path: what is read out is M(q) + D v, Mamba-2's D x, a weight for every channel that
+    starts at 1.
     products: "bfloat16" rounds the factors of the memory's matrix products.
     """
 
@@ -98,7 +99,7 @@ class MemoryLayer(nn.Module):
         """a_i = 1/i!; W_0 such that the largest step writes about one pair (`_initial_std`)."""
         self.read_out.undo(self.projections)
         if self.D is not None:
-            nn.init.zeros_(self.D)
+            nn.init.ones_(self.D)
         for i, weight in enumerate(self.weights):
             nn.init.normal_(weight, std=self._initial_std(i, weight.shape))
         if self.spec.online:
