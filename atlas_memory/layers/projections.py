@@ -225,9 +225,8 @@ def _convolve(inputs: Tensor, weight: Tensor) -> Tensor:
 
 def _by_taps(inputs: Tensor, weight: Tensor) -> Tensor:
     """sum_j weight[:, j] x_{t-j} of the inputs x [b, older + t, dim], which begin earlier."""
-    first, *others = (
-        weight.mT.contiguous()
-    )  # a tap whose numbers lie apart takes three times as long
+    # taps whose numbers lie apart take three times as long
+    first, *others = weight.mT.contiguous()
     older = len(others)
     y = inputs[:, older:] * first
     for j, tap in enumerate(others, 1):

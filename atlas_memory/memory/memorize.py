@@ -73,11 +73,12 @@ def memorize(
         gates = _complete(
             spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
         )
-        if form == "chunkwise" and _single(q, starts, lengths) and (spec.online or spec.linear):
-            if spec.linear:
-                y, after = read_linear_token(qkv, gates, state)
-            else:
-                y, after = read_token(qkv, gates, state, initial)
+        single = form == "chunkwise" and _single(q, starts, lengths)
+        if single and spec.linear:
+            y, after = read_linear_token(qkv, gates, state)
+            return y.to(v.dtype), after
+        if single and spec.online:
+            y, after = read_token(qkv, gates, state, initial)
             return y.to(v.dtype), after
         tokens = Tokens.join(state, qkv, gates, starts, lengths)
         if spec.online and form == "recurrent":
