@@ -120,6 +120,7 @@ RUNS = (
     Run("scaling", "scaling", 1),
     Run("in-context-recall", "recall", 2),
     Run("mad", f"mad --variants {MAD} --set 'difficulties={{\"memorization\":[{{}}]}}'", 2),
+    Run("mad-tasks", f"mad --preset baseline --variants {MAD}", 3),
     Run("capacity", "capacity", 0.2),
     Run("one-pass", "one-pass --seeds 3", 0.1),
     Run("learnability", "learnability", 0.2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -88,12 +88,16 @@ PRESETS = {
         shape={"width": 32, "hidden": 32, "layers": 1, "memory_heads": 4, "expansion": 1},
     ),
     "small": SMALL,
-    "baseline": replace(
-        SMALL,
-        difficulties={name: [{}] for name in mad.TASKS},
-        train=1_600,
-        epochs=30,
-        evaluate_every=5,
+    # every task at its first difficulty, half as wide, with the second rung of MAD's sequences
+    "baseline": Settings(
+        difficulties={
+            name: [{} if name == "memorization" else {"train": 3_200}] for name in mad.TASKS
+        },
+        rates=[2e-3],
+        epochs=6,
+        batch=16,
+        test=320,
+        shape={"width": 64, "hidden": 176, "layers": 2, "memory_heads": 4, "expansion": 1},
     ),
     "paper": PAPER,
 }
