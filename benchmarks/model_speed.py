@@ -1,6 +1,6 @@
 """Whole models against Transformer++: a training step, reading, and a decoded token.
 
-    python benchmarks/model_speed.py                            the variants below, about 4 minutes
+    python benchmarks/model_speed.py                            the variants below, about 6 minutes
     python benchmarks/model_speed.py --variants atlas --threads 2 --json FILE
 
 The shape of `make train`: 2 layers, width 128, 4 heads, vocabulary 2,048, models of equal size.
@@ -75,12 +75,19 @@ def decoding(model: AtlasForCausalLM) -> Callable[[], None]:
     return run
 
 
+def decoding_compiled(model: AtlasForCausalLM) -> Callable[[], None]:
+    """The same behind `model.compile()`, which is in place: the last thing to measure."""
+    model.compile()
+    return decoding(model)
+
+
 WORKS: dict[str, Work] = {
     "training step": training_step,
     "reading 2,048 tokens": reading(2_048),
     "reading 4,096 tokens": reading(4_096),
     "reading 8,192 tokens": reading(8_192),
     f"{DECODED} decoded tokens": decoding,
+    f"{DECODED}, compiled": decoding_compiled,
 }
 
 
@@ -112,14 +119,19 @@ def main() -> None:
     parser.add_argument("--variants", default=VARIANTS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="what begins so: training, reading, 32")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    torch._dynamo.config.recompile_limit = 64  # all models' blocks are one function
     names = [name for name in given.variants.split(",") if name != BASE]
     size = max(parameters_of(AtlasConfig.from_variant(v, "tiny", **SHAPE)) for v in (BASE, *names))
     models = {name: build(name, size).eval() for name in (BASE, *names)}
     figures = {}
-    for what, work in WORKS.items():
+    chosen = {what: work for what, work in WORKS.items() if what.startswith(given.only)}
+    if not chosen:
+        parser.error(f"--only {given.only}: choose a beginning of {', '.join(WORKS)}")
+    for what, work in chosen.items():
         found = multiples(work, models, given.rounds)
         figures[what] = {name: median(found[name]) for name in names}
         shown = [

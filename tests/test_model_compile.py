@@ -96,6 +96,20 @@ def test_decoding(variant, compiled, backend):
     assert made[-1] == made[7], f"graphs after each token: {made}"
 
 
+@pytest.mark.parametrize("variant", ["atlas", "titans", "gated_deltanet", "mamba2"])
+def test_a_decoded_token_is_one_graph_a_block(variant):
+    """The memory's step is inside of it, as a CUDA graph needs it, across a chunk's border too."""
+    model = build(variant)
+    ids = text(model, 2, 33)
+    with torch.no_grad():
+        _, cache = decode(model, ids[:, :10], None)
+        model.compile(backend="eager")
+        for token in ids[:, 10:].split(1, dim=1):
+            _, cache = decode(model, token, cache)
+    assert graphs() > 0
+    assert not counters["graph_break"], dict(counters["graph_break"])
+
+
 @pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize(("compiled", "made"), [(compiled_model, 1), (compiled_function, 3)])
 def test_layers_that_are_alike_share_their_graphs(depth, compiled, made):

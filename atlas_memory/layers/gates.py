@@ -85,31 +85,35 @@ class GateProjections(nn.Module):
             for name, bias in self._split(self.bias).items():
                 bias.fill_(starts[name])
                 if name == "gamma":
-                    bias[:, 0] = 4.0
+                    bias[:: self.spec.window] = 4.0
             if self.spec.retention.fixed:
                 self.decay.copy_(1 - 2.0 ** (-5 - torch.arange(self.heads)))
 
-    def _split(self, x: Tensor) -> dict[str, Tensor]:
-        """[.., sum of widths * h] -> name: [.., h, width]."""
-        parts = torch.split(x, [width * self.heads for width in self.widths.values()], dim=-1)
-        named = zip(self.widths, parts, strict=True)
-        return {name: torch.unflatten(part, -1, (self.heads, -1)) for name, part in named}
+    def _split(self, x: Tensor, dim: int = -1) -> dict[str, Tensor]:
+        """The parts of an axis [sum of widths * h] by name, each [h * width]."""
+        parts = x.split([width * self.heads for width in self.widths.values()], dim=dim)
+        return dict(zip(self.widths, parts, strict=True))
+
+    def _by_token(self, x: Tensor) -> Tensor:
+        """[b, h * width, t] -> [b, h, t, width]."""
+        return x.unflatten(1, (self.heads, -1)).mT
 
     def forward(self, x: Tensor, bound: Tensor | None) -> Gates:
         """From the tokens x [b, t, dim] and the largest step of each head [h]; None: 1."""
         raw = gate_logits(x, self.weight, self.bias).sigmoid()
-        opened = {n: gate.transpose(1, 2) for n, gate in self._split(raw).items()}
-        share = opened["eta"][..., 0]
-        theta, gamma, steps = None, opened.get("gamma"), [share]
+        opened = self._split(raw.mT, dim=1)  # those of one number a head are [b, h, t] already
+        share = opened["eta"]
+        theta, gamma, steps = None, None, [share]
         if bound is not None:
             steps = [share * bound.to(share)[:, None]]
         if "hidden" in opened:
-            steps.append(LARGEST_HIDDEN_STEP * opened["hidden"][..., 0])
+            steps.append(LARGEST_HIDDEN_STEP * opened["hidden"])
         if "theta" in opened:
-            theta = 0.9 * opened["theta"][..., 0]
+            theta = 0.9 * opened["theta"]
             heavy = not (self.spec.online and self.spec.optimizer.orthogonal)
             steps = [step * (1 - theta) for step in steps] if heavy else steps
-        if gamma is not None:
+        if "gamma" in opened:
+            gamma = self._by_token(opened["gamma"])
             looked = 1 + gamma[..., 1:].sum(dim=-1)
             steps = [step / looked for step in steps]
         return Gates(self._alpha(opened, share), steps[0], theta, gamma, *steps[1:])
@@ -118,10 +122,10 @@ class GateProjections(nn.Module):
         if self.spec.retention.fixed:
             return self.decay
         if self.spec.retention.channel:
-            return opened["alpha"]
+            return self._by_token(opened["alpha"])
         if "alpha" not in opened:
             return None
-        alpha = opened["alpha"][..., 0]
+        alpha = opened["alpha"]
         if self.spec.online or not self.spec.architecture.deep:
             return alpha
         lost = (1 - alpha) / self.spec.chunk

@@ -86,13 +86,14 @@ class MemoryLayer(nn.Module):
         shapes = spec.architecture.shapes(spec.features.dim(self.head_dim), self.head_dim)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(heads, *s)) for s in shapes)
         self.log_coefficients: nn.Parameter | None = None
-        self.sketch: Tensor
+        self.sketch: Tensor | None
+        self.register_buffer("sketch", None)
         constants = spec.features.constants(self.head_dim)
         if spec.features.learned:
             assert constants is not None
             self.log_coefficients = nn.Parameter(torch.empty(heads, *constants.shape))
         elif constants is not None:
-            self.register_buffer("sketch", torch.empty(constants.shape))
+            self.sketch = torch.empty(constants.shape)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -108,7 +109,7 @@ class MemoryLayer(nn.Module):
         with torch.no_grad():
             if self.log_coefficients is not None and constants is not None:
                 self.log_coefficients.copy_(constants.log().expand_as(self.log_coefficients))
-            elif constants is not None:
+            elif self.sketch is not None and constants is not None:
                 self.sketch.copy_(constants)
 
     def _initial_std(self, i: int, shape: torch.Size) -> float:
@@ -213,7 +214,7 @@ class MemoryLayer(nn.Module):
         """The feature map's constants: a_i > 0 [h, p + 1], or the fixed random projections."""
         if self.log_coefficients is not None:
             return self.log_coefficients.exp()
-        return None if self.spec.features.constants(self.head_dim) is None else self.sketch
+        return self.sketch
 
 
 def _require_bounded(spec: MemorySpec, admission: bool) -> None:

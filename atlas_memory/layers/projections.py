@@ -142,10 +142,7 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, never in less than float32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True) * wide.shape[-1] ** -0.5
-    normal = wide / torch.hypot(length, scalar(eps**0.5, wide.dtype, wide.device))
-    return normal.to(x.dtype) * weight.to(x.dtype)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
 # ---- the short convolution -----------------------------------------------------------------------

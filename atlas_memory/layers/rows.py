@@ -50,7 +50,8 @@ def row_tail(x: Tensor, size: int, lengths: Lengths | None) -> Tensor:
     `x` holds `size` older entries followed by new ones, of which the first `lengths` are valid.
     """
     if lengths is None:
-        return x[:, x.shape[1] - size :].clone()  # a view would keep all of x alive
+        # a view would keep all of x alive, and a copy with its strides be another input to compile
+        return x[:, x.shape[1] - size :].clone(memory_format=torch.contiguous_format)
     index = lengths[:, None] + torch.arange(size, device=x.device)
     return torch.take_along_dim(x, index.view(*index.shape, *[1] * (x.ndim - 2)), dim=1)
 

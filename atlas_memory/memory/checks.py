@@ -117,22 +117,27 @@ def _check_rows(starts: Tensor | None, lengths: Tensor | None, k: Tensor) -> Non
 def check_state(
     state: MemoryState, spec: MemorySpec, initial: Tensors, k: Tensor, v: Tensor
 ) -> None:
-    if state.spec != spec:
+    if state.spec is not spec and state.spec != spec:
         ours, theirs = spec.to_dict(), state.spec.to_dict()
         name = next(n for n in ours if ours[n] != theirs[n])
         raise ValueError(
             f"the state was made with {name}={theirs[name]}, this call has {name}={ours[name]}; "
             "continue it with the spec that made it"
         )
-    made = [list(x.shape) for x in (*state.start, state.keys[:, :, 0:0], state.values[:, :, 0:0])]
-    here = [list(x.shape) for x in (*initial, k[:, :, 0:0], v[:, :, 0:0])]
+    made, here = _sizes(state.start, state.keys, state.values), _sizes(initial, k, v)
     if made != here:
+        rows, heads, _ = made[-2]
         raise ValueError(
-            f"the state holds {made[:-2]} for {made[-2][0]} rows and {made[-2][1]} heads, this "
-            f"call needs {here[:-2]}; select the rows, or start from state=None"
+            f"the state holds {list(map(list, made[:-2]))} for {rows} rows and {heads} heads, this "
+            f"call needs {list(map(list, here[:-2]))}; select the rows, or start from state=None"
         )
     if state.start[0].dtype != initial[0].dtype:
         raise ValueError(
             f"the state is {state.start[0].dtype}, this call computes in {initial[0].dtype}; "
             "convert one of them"
         )
+
+
+def _sizes(matrices: Tensors, k: Tensor, v: Tensor) -> list[tuple[int, ...]]:
+    """All but the number of tokens."""
+    return [*(w.shape for w in matrices), *((*x.shape[:2], x.shape[3]) for x in (k, v))]

@@ -14,10 +14,12 @@ class FeatureMap:
     """A map R^dk -> R^D; `constants` is what it multiplies with: learned, or random.
 
     kernel: D is infinite, and a memory keeps pairs instead of the matrices that act on phi.
+    tables: it needs lists of monomials, which a compiler would write out in every graph.
     """
 
     learned = False
     kernel = False
+    tables = False
     normalize = False
 
     def dim(self, dk: int) -> int:
@@ -107,6 +109,7 @@ class Polynomial(FeatureMap):
 
     degree: int = 2
     learned = True
+    tables = True
 
     def __post_init__(self) -> None:
         _require_degree(self.degree)
@@ -177,6 +180,7 @@ class Sketch(FeatureMap):
     degree: int = 2
     size: int = 16
     seed: int = 0
+    tables = True
 
     def __post_init__(self) -> None:
         if self.degree < 2 or self.degree % 2:

@@ -13,8 +13,8 @@ many as fit into a fixed budget; beyond it one block's intermediates are the mos
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -71,9 +71,10 @@ def _compiled(make: Callable[..., Any], rounded: bool, *choices: Any) -> Any:
 def as_given(x: Tensor) -> AbstractContextManager[Any]:
     """No autocast on the device of x: states, decays, solves and sums stay as precise as they are.
 
-    The meta device knows no autocast.
+    The meta device knows no autocast, and where there is none nothing is to be done.
     """
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    plain = x.is_meta or not torch.is_autocast_enabled(x.device.type)
+    return nullcontext() if plain else torch.autocast(x.device.type, enabled=False)
 
 
 _precision = threading.local()
@@ -84,13 +85,17 @@ def rounds() -> bool:
     return getattr(_precision, "rounds", False)
 
 
-@contextmanager
-def rounding(on: bool) -> Iterator[None]:
-    before, _precision.rounds = rounds(), on
-    try:
-        yield
-    finally:
-        _precision.rounds = before
+class Rounding:
+    """Round them, or do not, while this context lasts; a generator's would take longer to enter."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        self.before, _precision.rounds = rounds(), self.on
+
+    def __exit__(self, *error: object) -> None:
+        _precision.rounds = self.before
 
 
 class _NoGraph:
@@ -132,7 +137,7 @@ class OwnBackward(torch.autograd.Function):
 
 def _rounding(backward: Callable[..., Any]) -> Any:
     def rounded(ctx: Any, *given: Any) -> Any:
-        with rounding(True):
+        with Rounding(True):
             return backward(ctx, *given)
 
     return staticmethod(rounded)

@@ -1,6 +1,6 @@
 """memorize: one call for every memory of the paper."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
 from atlas_memory.memory.chunkwise import memorize_chunkwise
 from atlas_memory.memory.decode import decode
-from atlas_memory.memory.graphs import as_given, rounding, untraced
+from atlas_memory.memory.graphs import Rounding, as_given, untraced
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.learner import newborn, to_state
 from atlas_memory.memory.linear_token import read_linear_token
@@ -26,7 +26,6 @@ from atlas_memory.memory.tree import Tensors
 FORMS = ("chunkwise", "recurrent")
 
 
-@untraced
 def memorize(
     q: Tensor,
     k: Tensor,
@@ -60,42 +59,77 @@ def memorize(
         check_form(form, FORMS)
         check_inputs((q, k, v), gates, weights, spec, (starts, lengths))
         check_constants(spec, coefficients, k)
+    how = Reading(form, coefficients, starts, lengths, sparse, products == "bfloat16")
+    read = _read if how.traced(q, spec, state) else _read_untraced
+    return read((q, k, v), gates, weights, spec, state, how)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a call of `memorize` reads; names as there."""
+
+    form: str
+    coefficients: Tensor | None
+    starts: Tensor | None
+    lengths: Tensor | None
+    sparse: bool
+    rounded: bool
+
+    def single(self, q: Tensor) -> bool:
+        """One token a row, as decoding reads."""
+        rows = self.starts is None and self.lengths is None
+        return self.form == "chunkwise" and q.shape[2] == 1 and rows
+
+    def traced(self, q: Tensor, spec: MemorySpec, state: MemoryState | None) -> bool:
+        """Whether a compiler may look inside: decoding a memory that is up to date at every token,
+        with all rows at one place, becomes a part of its block's graph.
+        """
+        alike = state is not None and state.phase is not None
+        plain = spec.up_to_date and not spec.features.tables
+        return alike and plain and self.single(q) and not torch.is_grad_enabled()
+
+
+def _read(
+    given: tuple[Tensor, Tensor, Tensor],
+    gates: Gates,
+    weights: Tensors,
+    spec: MemorySpec,
+    state: MemoryState | None,
+    how: Reading,
+) -> tuple[Tensor, MemoryState]:
+    q, k, v = given
     dtype = torch.promote_types(weights[0].dtype, torch.float32)
-    with as_given(q), rounding(products == "bfloat16"):
+    with as_given(q), Rounding(how.rounded):
         qkv = q.to(dtype), k.to(dtype), v.to(dtype)
-        constants = _constants(spec, coefficients, qkv[1])
+        constants = _constants(spec, how.coefficients, qkv[1])
         initial = _initial(spec, weights, q.shape[0], dtype)
         if state is None:
             state = fresh_state(spec, initial, qkv[1], qkv[2], constants)
         else:
             check_state(state, spec, initial, qkv[1], qkv[2])
             state = replace(state, constants=constants)
-        gates = _complete(
-            spec, gates, qkv[1], age_of_tokens(state.position, q.shape[2], starts), constants
-        )
-        single = form == "chunkwise" and _single(q, starts, lengths)
-        if single and spec.linear:
+        age = age_of_tokens(state.position, q.shape[2], how.starts)
+        gates = _complete(spec, gates, qkv[1], age, constants)
+        if how.single(q) and spec.linear:
             y, after = read_linear_token(qkv, gates, state)
             return y.to(v.dtype), after
-        if single and spec.online:
+        if how.single(q) and spec.online:
             y, after = read_token(qkv, gates, state, initial)
             return y.to(v.dtype), after
-        tokens = Tokens.join(state, qkv, gates, starts, lengths)
-        if spec.online and form == "recurrent":
+        tokens = Tokens.join(state, qkv, gates, how.starts, how.lengths)
+        if spec.online and how.form == "recurrent":
             y, after = memorize_online_recurrent(tokens, state, initial, spec)
         elif spec.online:
-            y, after = memorize_online(tokens, state, initial, spec, sparse)
-        elif form == "chunkwise" and _decodes(tokens, spec):
+            y, after = memorize_online(tokens, state, initial, spec, how.sparse)
+        elif how.single(q) and not spec.features.kernel:
             y, after = decode(tokens, state, spec)
         else:
-            y, start, momentum, past = _run(form, tokens, state, initial, spec)
+            y, start, momentum, past = _run(how.form, tokens, state, initial, spec)
             after = replace(state, start=start, start_momentum=momentum, past=past, open=None)
         return y.to(v.dtype), _advance(after, tokens)
 
 
-def _single(q: Tensor, starts: Tensor | None, lengths: Tensor | None) -> bool:
-    """One token a row, as decoding reads."""
-    return q.shape[2] == 1 and starts is None and lengths is None
+_read_untraced = untraced(_read)
 
 
 def _constants(spec: MemorySpec, coefficients: Tensor | None, k: Tensor) -> Tensor | None:
@@ -113,6 +147,8 @@ def fresh_state(
     spec: MemorySpec, initial: Tensors, k: Tensor, v: Tensor, constants: Tensor | None
 ) -> MemoryState:
     """A memory that has read nothing, for rows and heads like those of k and v."""
+    if not torch.is_grad_enabled():
+        initial = tuple(w.detach() for w in initial)  # else a parameter, to a compiler's eyes
     (b, h, _, dk), dv = k.shape, v.shape[-1]
     recent, opened, features = spec.recent_pairs, spec.open_tokens, spec.features.dim(dk)
     wide = (features,) if spec.retention.channel else ()
@@ -181,19 +217,16 @@ def _run(
     return *memorize_chunkwise(tokens, state, initial, spec), None
 
 
-def _decodes(tokens: Tokens, spec: MemorySpec) -> bool:
-    """One token per row, and a chunk that can stay open."""
-    whole = tokens.starts is None and tokens.lengths is None
-    return tokens.new == 1 and whole and not spec.linear and not spec.features.kernel
-
-
 def _advance(state: MemoryState, tokens: Tokens) -> MemoryState:
     """The state behind the new tokens: the last pairs and the open chunk's gates move up."""
     spec = state.spec
 
     def newest(x: Tensor, count: int) -> Tensor:
         if tokens.lengths is None:
-            return x[:, :, x.shape[2] - count :]
+            last = x[:, :, x.shape[2] - count :]
+            # a view would keep the whole text alive, as a graph does anyway
+            copied = not torch.is_grad_enabled()
+            return last.clone(memory_format=torch.contiguous_format) if copied else last
         ends = tokens.recent + tokens.lengths[:, None]
         return gather(x, ends - count + torch.arange(count, device=x.device))
 

@@ -63,7 +63,7 @@ def read_token(
 def _opens(state: MemoryState) -> Tensor | bool:
     """Whether a chunk begins here; [b] where rows differ, unless it can be seen that none does."""
     if state.phase is not None:
-        return state.phase == 0
+        return True if state.phase == 0 else False  # noqa: SIM210 - a tracer's answer is no bool
     opens = state.offset == 0
     return opens if opens.device.type != "cpu" or bool(opens.any()) else False
 

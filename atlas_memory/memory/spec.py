@@ -88,9 +88,14 @@ class MemorySpec:
         return 1 if self.linear else self.chunk
 
     @property
+    def up_to_date(self) -> bool:
+        """Whether a state is that behind its last token, with no chunk left open."""
+        return self.linear or self.online
+
+    @property
     def open_tokens(self) -> int:
         """How many tokens of an unfinished chunk a state carries at most."""
-        return 0 if self.linear or self.online else self.chunk - 1
+        return 0 if self.up_to_date else self.chunk - 1
 
     @property
     def recent_pairs(self) -> int:
