@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import RankOne, plain
-from atlas_memory.memory.graphs import Body, Plan, chunk_body, kept_blocks, scan
+from atlas_memory.memory.graphs import KEPT_BYTES, Body, Plan, chunk_body, kept_blocks, scan
 from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
 from atlas_memory.memory.omega import (
     Coefficients,
@@ -102,11 +102,15 @@ def _per_token(spec: MemorySpec) -> bool:
 
 
 def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
-    """How many blocks' graphs fit the budget; a block of matrices per token never does."""
-    if _per_token(spec):
-        return 0
-    pairs = block * spec.window if spec.linear else block + spec.window - 1
-    return kept_blocks(pairs, initial, streams[0])
+    """How many blocks' graphs fit the budget."""
+    like, optimizer = streams[0], spec.optimizer
+    if not _per_token(spec):
+        pairs = block * spec.window if spec.linear else block + spec.window - 1
+        return kept_blocks(pairs, initial, like)
+    steps = block // optimizer.period if optimizer.orthogonal else block
+    # about twelve copies of a matrix for every step, and Newton-Schulz' Gram matrices
+    floats = sum(12 * w[0, 0].numel() + 20 * min(w.shape[-2:]) ** 2 for w in initial)
+    return KEPT_BYTES // (like.element_size() * like.shape[0] * steps * floats)
 
 
 # ---- one chunk -----------------------------------------------------------------------------------

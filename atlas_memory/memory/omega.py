@@ -267,9 +267,16 @@ class PairSum:
 
 
 def accumulate(weights: Tensor, pairs: RankOne) -> Tensor:
-    """sum_i weights[t, i] d_i (x) x_i for every row t: [g, t, n] -> [g, t, out, in]."""
+    """sum_i weights[t, i] d_i (x) x_i for every row t: [g, t, n] -> [g, t, out, in].
+
+    Many rows: of the products d_i (x) x_i, made once. A few: of pairs that are scaled for each.
+    """
     d, x = pairs
-    if d.shape[-1] <= x.shape[-1]:
+    out, into = d.shape[-1], x.shape[-1]
+    if 2 * weights.shape[1] >= max(out, into):
+        made = (d[..., None] * x[:, :, None]).flatten(2)
+        return bmm(weights, made).unflatten(2, (out, into))
+    if out <= into:
         return (weights[..., None] * d[:, None]).mT @ x[:, None]
     return d.mT[:, None] @ (weights[..., None] * x[:, None])
 

@@ -19,6 +19,7 @@ from atlas_memory.memory.graphs import OwnBackward
 from atlas_memory.memory.products import baddbmm, baddbmm_, bmm
 from atlas_memory.memory.tree import Tensors
 
+SMALLEST = 1e-7  # length below which a matrix has no direction
 KELLER = (3.4445, -4.7750, 2.0315)
 
 
@@ -152,12 +153,11 @@ def newton_schulz(
     """
     if S.shape[-2] > S.shape[-1]:
         return newton_schulz(S.mT, steps, coefficients).mT
-    X = S / (torch.linalg.vector_norm(S, dim=(-2, -1), keepdim=True) + 1e-7)
-    if steps == 0:
-        return X
-    X = X.reshape(-1, *S.shape[-2:])
-    iterate = _Direct.run if S.shape[-1] <= 2 * S.shape[-2] else _by_gram
-    return iterate(X, steps, *coefficients).reshape(S.shape)
+    flat = S.reshape(-1, *S.shape[-2:])
+    if steps > 0 and S.shape[-1] > 2 * S.shape[-2]:
+        return _ByGram.run(flat, steps, *coefficients).reshape(S.shape)
+    X = flat / (torch.linalg.vector_norm(flat, dim=(-2, -1), keepdim=True) + SMALLEST)
+    return _Direct.run(X, steps, *coefficients).reshape(S.shape)
 
 
 class _Direct(OwnBackward):
@@ -188,20 +188,79 @@ class _Direct(OwnBackward):
         return dX, *(None,) * 4
 
 
-def _by_gram(X: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:
-    """Q with NS_k(X) = Q X, from A = X X^T. Q and A commute, so A <- P A P follows X <- P X."""
-    A = bmm(X, X.mT)
-    Q = None
-    for step in range(steps):
-        P = baddbmm(A, A, A, beta=b, alpha=c)  # without the a on its diagonal
-        Q = P if Q is None else baddbmm(Q, P, Q, beta=a)
-        if step == 0:
-            Q = P + a * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        if step + 1 < steps:
-            half = baddbmm(A, P, A, beta=a)
-            A = baddbmm(half, half, P, beta=a)
-    assert Q is not None
-    return bmm(Q, X)
+class _ByGram(OwnBackward):
+    """NS_k(S) = K S, K = Q / n with n = ||S||_F + 1e-7, from A = SS^T / n^2, whose trace knows n.
+
+        P = bA + cA^2,  R = a + P,  Q <- RQ,  A <- RAR
+
+    A, P, R and Q are symmetric and commute. So are the changes they can make, hence of a gradient
+    only the symmetric part counts, and nothing as large as S is made but the answer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, S: Tensor, steps: int, *coefficients: float) -> Tensor:
+        a, b, c = coefficients
+        gram = bmm(S, S.mT)
+        length = gram.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None].sqrt()
+        n = length + SMALLEST
+        A, Q, kept = gram / n.square(), _eye(gram), []
+        for step in range(steps):
+            P = baddbmm(A, A, A, beta=b, alpha=c)
+            half = baddbmm(A, P, A, beta=a) if step + 1 < steps else A
+            kept += [A, P, Q, half]
+            Q = baddbmm(Q, P, Q, beta=a) if step else P + a * Q
+            A = baddbmm(half, half, P, beta=a) if step + 1 < steps else A
+        K = Q / n
+        ctx.coefficients = coefficients
+        ctx.save_for_backward(S, length, K, *kept)
+        return bmm(K, S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
+        S, length, K, *kept = ctx.saved_tensors
+        n = length + SMALLEST
+        dQ = _symmetric(bmm(dY, S.mT)) / n
+        dn = -_inner(dQ, K)
+        dA = _polynomial_backward(dQ, kept, *ctx.coefficients)
+        dn = dn - 2 / n * _inner(dA, kept[0])
+        along = torch.where(length > 0, dn / length, 0.0)
+        onto_S = (2 / n.square()) * dA + along * _eye(dA)
+        return baddbmm_(bmm(K, dY), onto_S, S), *(None,) * 4
+
+
+def _polynomial_backward(dQ: Tensor, kept: list[Tensor], a: float, b: float, c: float) -> Tensor:
+    """The gradient of the first A from that of the last Q; names as in `_ByGram`."""
+    dA = None
+    for i in reversed(range(0, len(kept), 4)):
+        A, P, Q, half = kept[i : i + 4]
+        dP = _symmetric(bmm(dQ, Q)) if i else dQ
+        if i:
+            dQ = _symmetric(bmm(P, dQ)).add_(dQ, alpha=a)
+        through = None
+        if dA is not None:
+            N = bmm(dA, half)
+            dP = dP + N + N.mT
+            T = baddbmm(dA, P, dA, beta=a)
+            through = baddbmm(T, T, P, beta=a)
+        M = bmm(dP, A)
+        dA = torch.add(b * dP, M + M.mT, alpha=c)
+        dA = dA if through is None else dA.add_(through)
+    assert dA is not None
+    return dA
+
+
+def _symmetric(x: Tensor) -> Tensor:
+    return (x + x.mT).mul_(0.5)
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """Of matrices [g, m, m] -> [g, 1, 1]."""
+    return (x * y).sum(dim=(1, 2), keepdim=True)
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 def orthogonal(optimizer: Optimizer, S: list[Tensor]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from atlas_memory.memory import (
     NoRetention,
     ScalarRetention,
 )
-from atlas_memory.memory.graphs import rounding, rounds
+from atlas_memory.memory.graphs import Rounding, rounds
 from atlas_memory.memory.products import baddbmm, baddbmm_, bmm, matmul
 from tests.memory.cases import draw, package
 
@@ -43,7 +43,7 @@ SPECS = {
 def test_a_rounded_product_is_that_of_rounded_factors():
     a, b, x = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 3, 5)
     coarse = torch.bmm(a.bfloat16().float(), b.bfloat16().float())
-    with rounding(True):
+    with Rounding(True):
         assert torch.equal(bmm(a, b), coarse)
         assert torch.equal(matmul(a, b), coarse)
         assert torch.equal(baddbmm(x, a, b, beta=2.0, alpha=-1), 2 * x - coarse)
@@ -55,14 +55,14 @@ def test_a_rounded_product_is_that_of_rounded_factors():
 
 def test_gradients_are_rounded_as_the_product_was_on_any_thread():
     a, b = (torch.randn(1, 4, 4, requires_grad=True) for _ in range(2))
-    with rounding(True):
+    with Rounding(True):
         y = bmm(a, b)
     weight = torch.randn(1, 4, 4)
     worker = threading.Thread(target=lambda: (y * weight).sum().backward())
     worker.start()
     worker.join()
     assert not rounds()
-    with rounding(True):
+    with Rounding(True):
         assert torch.equal(a.grad, bmm(weight, b.mT))
 
 
