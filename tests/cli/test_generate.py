@@ -56,6 +56,21 @@ def test_from_prompt_file_and_memory_come_the_same_tokens(run_folder, atlas):
     assert json.loads(without[1]) == {"text": expected(TEXT, 8), "position": len(TEXT) + 8}
 
 
+@pytest.mark.compile
+def test_compiled_comes_the_same_text(run_folder, atlas):
+    words = ("--prompt", TEXT + "and then", "--max-new-tokens", 40)
+    code, out, err = atlas("generate", run_folder, "--compile", *words)
+    assert (code, out) == (0, expected(TEXT + "and then", 40) + "\n"), err
+
+
+def test_compiling_without_a_compiler_is_one_sentence(run_folder, atlas, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    code, out, err = atlas("generate", run_folder, "--prompt", "x", "--compile")
+    assert (code, out) == (2, "")
+    assert "--compile needs a C++ compiler" in err and err.count("\n") == 1
+
+
 def test_drawing_depends_on_the_seed_alone(run_folder, atlas):
     draw = ("generate", run_folder, "--prompt", "It", "--max-new-tokens", 12, "--json")
     first, again, other = (
