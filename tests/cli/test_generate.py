@@ -68,7 +68,8 @@ def test_compiling_without_a_compiler_is_one_sentence(run_folder, atlas, monkeyp
     monkeypatch.delenv("CXX", raising=False)
     code, out, err = atlas("generate", run_folder, "--prompt", "x", "--compile")
     assert (code, out) == (2, "")
-    assert "--compile needs a C++ compiler" in err and err.count("\n") == 1
+    assert "--compile needs a C++ compiler" in err
+    assert err.count("\n") == 1
 
 
 def test_drawing_depends_on_the_seed_alone(run_folder, atlas):
