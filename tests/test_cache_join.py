@@ -33,6 +33,19 @@ def test_joined_rows_go_on_as_if_alone(variant):
         torch.testing.assert_close(found, torch.cat([x for x, _ in alone]), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("variant", ["atlas", "omeganet", "titans", "gated_deltanet"])
+def test_joined_rows_cross_borders_one_by_one(variant):
+    """Rows open chunks, at 128, and step with Muon at tokens of their own; the rest is inside."""
+    model, count = shared(variant), 20
+    texts = [text(model, 1, n + count, seed=n) for n in (110, 115, 124)]
+    expected = torch.cat([logits(model, ids)[:, -count:] for ids in texts])
+    joined = AtlasCache.join([feed(model, ids[:, :-count])[1] for ids in texts])
+    tokens = torch.cat([ids[:, -count:] for ids in texts])
+    for n, token in enumerate(tokens.split(1, dim=1)):
+        found, joined = feed(model, token, joined)
+        torch.testing.assert_close(found, expected[:, n], rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("variant", ["atlas", "transformer_plus", "dot", "samba", "mesa"])
 def test_rows_come_and_go(variant):
     """What a batch-mate left behind changes nothing for a row, and is not kept for ever."""

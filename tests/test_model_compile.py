@@ -98,14 +98,16 @@ def test_decoding(variant, compiled, backend):
 
 @pytest.mark.parametrize("variant", ["atlas", "titans", "gated_deltanet", "mamba2"])
 def test_a_decoded_token_is_one_graph_a_block(variant):
-    """The memory's step is inside of it, as a CUDA graph needs it, across a chunk's border too."""
-    model = build(variant)
-    ids = text(model, 2, 33)
+    """The memory's step is inside of it, as a CUDA graph needs it; at a chunk's border, 128, too."""
+    model, plain = build(variant), build(variant)
+    ids = text(model, 2, 132)
     with torch.no_grad():
-        _, cache = decode(model, ids[:, :10], None)
+        expected = plain(ids).logits
+        _, cache = decode(model, ids[:, :122], None)
         model.compile(backend="eager")
-        for token in ids[:, 10:].split(1, dim=1):
-            _, cache = decode(model, token, cache)
+        for n, token in enumerate(ids[:, 122:].split(1, dim=1), 122):
+            found, cache = decode(model, token, cache)
+            torch.testing.assert_close(found[:, 0], expected[:, n], **CLOSE)
     assert graphs() > 0
     assert not counters["graph_break"], dict(counters["graph_break"])
 

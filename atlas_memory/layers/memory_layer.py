@@ -20,7 +20,7 @@ from atlas_memory.layers.projections import ConvState, Projections, ReadOut, req
 from atlas_memory.layers.rows import Lengths, Starts
 from atlas_memory.memory import Gates, MemorySpec, MemoryState, memorize
 from atlas_memory.memory.products import require_products
-from atlas_memory.memory.state import read_tensors, write_tensors
+from atlas_memory.memory.state import between_borders, read_tensors, write_tensors
 from atlas_memory.memory.tree import State, leaves
 
 
@@ -144,6 +144,9 @@ class MemoryLayer(nn.Module):
         what follows is padding. None: one document and full rows.
         """
         self._require_fitting(x, state)
+        apart = state is not None and state.memory.phase is None
+        if state is not None and apart and x.shape[1] == 1 and starts is None and lengths is None:
+            state = replace(state, memory=between_borders(state.memory))
         older = None if state is None else state.conv
         (q, k, v), conv = self.projections(x, older, starts, lengths)
         weights, coefficients = self.initial_weights(), self.coefficients()
@@ -161,6 +164,7 @@ class MemoryLayer(nn.Module):
         )
         if self.D is not None:
             y = y + self.D * v
+        memory = replace(memory, phase=None) if apart else memory
         return self.read_out(x, y), MemoryLayerState(memory, conv, admission)
 
     def _require_fitting(self, x: Tensor, state: MemoryLayerState | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atlas_memory.memory.graphs import untraced
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State, Tensors, leaves
@@ -224,3 +225,22 @@ def common_phase(position: Tensor, spec: MemorySpec) -> int | None:
     """The rows' offset in their chunks where it is the same; asks the tensor."""
     offsets = set((position % spec.rhythm).tolist())
     return offsets.pop() if len(offsets) == 1 else None
+
+
+@untraced
+def between_borders(state: MemoryState) -> MemoryState:
+    """The state with a phase for its next token, where rows differ and none is at a border.
+
+    A token does the same at all places of a chunk but where the chunk opens and where a run of
+    Muon's begins or ends: then any row's place stands for all. It takes a look at the positions,
+    which only a processor gives away without waiting.
+    """
+    spec, optimizer = state.spec, state.spec.optimizer
+    if not spec.online or state.phase is not None or state.position.device.type != "cpu":
+        return state
+    run = optimizer.period if optimizer.orthogonal else spec.chunk
+    borders = (0, run - 1) if optimizer.orthogonal else (0,)
+    places: list[int] = state.offset.tolist()
+    if any(place % run in borders for place in places):
+        return state
+    return replace(state, phase=places[0])
