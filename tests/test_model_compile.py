@@ -98,7 +98,7 @@ def test_decoding(variant, compiled, backend):
 
 @pytest.mark.parametrize("variant", ["atlas", "titans", "gated_deltanet", "mamba2"])
 def test_a_decoded_token_is_one_graph_a_block(variant):
-    """The memory's step is inside of it, as a CUDA graph needs it; at a chunk's border, 128, too."""
+    """The memory's step is inside of it, as CUDA graphs need it; at a chunk's border, 128, too."""
     model, plain = build(variant), build(variant)
     ids = text(model, 2, 132)
     with torch.no_grad():
