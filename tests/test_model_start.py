@@ -46,6 +46,7 @@ def promised_of_projections(module):
 def promised_of_gates(module):
     """eta and theta in the middle, alpha near 1, gamma on the newest pair."""
     for name, bias in module._split(module.bias).items():
+        bias = bias.unflatten(0, (module.heads, -1))
         if name == "gamma":
             close(bias[:, 0], 4.0)
             bias = bias[:, 1:]
