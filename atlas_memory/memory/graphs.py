@@ -3,7 +3,8 @@
 A graph of all chunks of a text would take minutes to compile and be as long as the text. A graph
 of all layers would take as many times longer as there are layers, although they are alike. So the
 memory and the book-keeping of a model stay plain Python, and a block that is called from plain
-Python is compiled once for all layers of its kind. `compile_chunks` compiles the memory's chunks.
+Python is compiled once for all layers of its kind, a decoded token of its memory included.
+`compile_chunks` compiles the memory's chunks.
 
 The scan takes one block after the other, and is a single node of the autograd graph: states at
 block borders are kept, the rest is recomputed. Its backward walks the blocks in reverse, runs

@@ -224,8 +224,8 @@ def _advance(state: MemoryState, tokens: Tokens) -> MemoryState:
     def newest(x: Tensor, count: int) -> Tensor:
         if tokens.lengths is None:
             last = x[:, :, x.shape[2] - count :]
-            # a view would keep the whole text alive, as a graph does anyway
-            copied = not torch.is_grad_enabled()
+            # a view would keep a long text alive, as a graph does anyway
+            copied = 2 * count < x.shape[2] and not torch.is_grad_enabled()
             return last.clone(memory_format=torch.contiguous_format) if copied else last
         ends = tokens.recent + tokens.lengths[:, None]
         return gather(x, ends - count + torch.arange(count, device=x.device))
