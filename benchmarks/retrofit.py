@@ -3,6 +3,7 @@
     python benchmarks/retrofit.py RUN --data books/            half an hour of one quiet core
     python benchmarks/retrofit.py RUN --data books/ --smoke    a minute or two, to see that it runs
     python benchmarks/retrofit.py RUN --data books/ --json FILE    what FILE lacks
+    python benchmarks/retrofit.py RUN --items items/ --tasks squad,piqa    of `atlas eval`
 
 Three models of the same weights: `full`, the base with full attention; `window`, the base with the
 window and sinks of the run and no memory; `memory`, the run. Bits per byte are those of the second
@@ -11,7 +12,7 @@ state; `afresh` are the same tokens, but at every 256th all that was read more t
 is forgotten: what is gained there is worth the last 256 to 512 tokens, or was learned in training.
 Second reading: what 200 tokens cost when they come again after a gap, as a share of the first
 time. Needles: RULER's PK and N. `--base` names the base where it was trained along with the
-memories; otherwise it is taken out of the run.
+memories; otherwise it is taken out of the run. `--items`: a folder as `atlas eval --data` takes it.
 """
 
 import argparse
@@ -30,9 +31,10 @@ from torch import Tensor
 import atlas_memory as am
 from atlas_memory.data.corpus import find_source
 from atlas_memory.data.tokenizer import Tokenizer
-from atlas_memory.evaluation import needle
+from atlas_memory.evaluation import needle, suite
+from atlas_memory.evaluation.harness import Options
 from atlas_memory.model import surprise
-from atlas_memory.reading.loading import load_run
+from atlas_memory.reading.loading import Loaded, load_run
 from atlas_memory.retrofitting.pretrained import load_pretrained
 from atlas_memory.training.reread import LEAD, PASSAGE, second_reading
 
@@ -135,6 +137,20 @@ def questions(data: str, tokenizer: Tokenizer, plan: Plan) -> dict[str, Callable
     return rows
 
 
+def tasks(
+    names: str, items: Path, limit: int, tokenizer: Tokenizer
+) -> dict[str, Callable[[Any], float]]:
+    """Tasks of `atlas eval` as rows of the table, by the last figure that the paper has of each."""
+
+    def ask(name: str, model: Any) -> float:
+        loaded, options = Loaded(model, tokenizer), Options(limit=limit, data=items, batch=4)
+        figures = suite.evaluate(loaded, [name], options, say)["tasks"][name]
+        return float(figures[suite.REPORTED[name][-1]])
+
+    chosen = suite.require_tasks(names)
+    return {f"{name}, {items.name}": partial(ask, name) for name in chosen}
+
+
 def table(found: dict[str, dict[str, float]]) -> str:
     names = [name for name in NAMES if name in found]
     lines = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
@@ -155,7 +171,11 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--data", required=True)
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--data")
+    asked.add_argument("--items", type=Path)
+    parser.add_argument("--tasks", default="squad,drop,nq,triviaqa,lambada_openai,piqa,arc_easy")
+    parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--base")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -166,11 +186,15 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     if given.json and given.json.is_file():
         found = json.loads(given.json.read_text())["found"]
+    if given.items:
+        rows = tasks(given.tasks, given.items, given.limit, loaded.tokenizer)
+    else:
+        rows = questions(given.data, loaded.tokenizer, plan)
     for name, model in models(loaded.model, given.base):
         if name not in given.models.split(","):
             continue
         own = found.setdefault(name, {})
-        for row, ask in questions(given.data, loaded.tokenizer, plan).items():
+        for row, ask in rows.items():
             if row in own or given.rows not in row:
                 continue
             started = time.monotonic()

