@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 import atlas_memory as am
+from atlas_memory.processor import flush_tiny_numbers
 
 HEADS, DIM, CHUNK, TOKENS = 4, 64, 64, 2048
 Run = Callable[[], None]
@@ -261,6 +262,7 @@ def print_peak() -> None:
         (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x)
         return int(line.split()[1]) * 1024 / 1e9
 
+    flush_tiny_numbers()
     torch.set_num_threads(2)
     engine(256)()  # what torch itself allocates on first use is not the engine's
     run = engine(16384)
@@ -309,6 +311,7 @@ def main() -> None:
     names = [name for name in ROWS if name.startswith(chosen.only or "")]
     if not names:
         parser.error(f"--only {chosen.only}: choose from {', '.join(ROWS)}")
+    flush_tiny_numbers()  # before there are other threads
     torch.set_num_threads(2)
     rows = []
     for name in names:

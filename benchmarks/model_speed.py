@@ -19,6 +19,7 @@ import torch
 
 from atlas_memory.config import AtlasConfig
 from atlas_memory.model import AtlasForCausalLM
+from atlas_memory.processor import flush_tiny_numbers
 from atlas_memory.training.prepare import equal_width, parameters_of
 
 VARIANTS = "atlas,omeganet,titans,gated_deltanet"
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="what begins so: training, reading, 32")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    flush_tiny_numbers()
     torch.set_num_threads(given.threads)
     torch._dynamo.config.recompile_limit = 64  # all models' blocks are one function
     names = [name for name in given.variants.split(",") if name != BASE]

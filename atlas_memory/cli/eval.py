@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer, load
 
 NINE = "wikitext,lambada_openai,piqa,hellaswag,winogrande,arc_easy,arc_challenge,social_iqa,boolq"
 TASKS = (
@@ -46,12 +46,11 @@ def run(
     from atlas_memory.cli.train import say
     from atlas_memory.evaluation.harness import Options
     from atlas_memory.evaluation.suite import evaluate, require_tasks
-    from atlas_memory.reading.loading import load_run
 
     names = require_tasks(task)
     chosen_lengths = _lengths(lengths)
     _require_places(data, out)
-    loaded = load_run(run_folder, precision, tokenizer, device)
+    loaded = load(run_folder, precision, tokenizer, device)
     options = Options(limit, data, batch, max_length, chosen_lengths, corpus, run_folder)
     report = {"run": str(run_folder), **evaluate(loaded, names, options, say)}
     if out is not None:

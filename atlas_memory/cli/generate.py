@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer, assigned
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer, assigned, load
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -52,7 +52,7 @@ def run(
     atlas generate runs/quickstart --file book.txt --prompt "The moral is";
     atlas generate runs/quickstart --memory book.memory --interactive
     """
-    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.loading import require_run
 
     text = _source(source, file, interactive)
     if not interactive and not (prompt or text or memory):
@@ -72,7 +72,7 @@ def run(
 
     from atlas_memory.reading.generation import generation_config
 
-    loaded = load_run(run_folder, precision, tokenizer, device)
+    loaded = load(run_folder, precision, tokenizer, device)
     config = generation_config(loaded.model, changes)
     known = _known(loaded, text, memory)
     torch.manual_seed(seed)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atlas_memory.cli.options import Device, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import Device, Precision, RunFolder, Tokenizer, load
 
 TOKENS = "At most so many tokens from the beginning of the text."
 EVERY = "Tokens between two looks at the memories."
@@ -32,13 +32,13 @@ def run(
     import json
 
     from atlas_memory.cli.train import say
-    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.loading import require_run
 
     require_run(run_folder, precision, tokenizer, device)
     from atlas_memory.inspection.report import describe, excerpt, page
     from atlas_memory.inspection.trace import trace
 
-    loaded = load_run(run_folder, precision, tokenizer, device)
+    loaded = load(run_folder, precision, tokenizer, device)
     read = excerpt(text, loaded.tokenizer, tokens)
     say(f"reading {len(read.ids):,} tokens of {file}")
     found = trace(loaded.model, read.ids, every=every)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer
+from atlas_memory.cli.options import AsJson, Device, Precision, RunFolder, Tokenizer, load
 from atlas_memory.reading.memory_head import require_memory_file
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(
     zcat dump.gz | atlas memorize runs/quickstart - --out dump.memory;
     atlas generate runs/quickstart --memory book.memory --prompt "The moral is"
     """
-    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.loading import require_run
     from atlas_memory.reading.text import open_text, require_texts
 
     require_run(run_folder, precision, tokenizer, device)
@@ -63,7 +63,7 @@ def run(
     if memory is not None:
         require_memory_file(memory)
     _require_new(out, resume)
-    loaded = load_run(run_folder, precision, tokenizer, device)
+    loaded = load(run_folder, precision, tokenizer, device)
     reading = _start(loaded, out, memory, resume, block)
     text = open_text(files, loaded.tokenizer, reading.bookmark)
     known = _read(loaded, text, reading, out, save_every)

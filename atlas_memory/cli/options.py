@@ -1,10 +1,15 @@
 """Options that several commands have, told in the same words."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from atlas_memory.reading.loading import Loaded
 
 RUN = "A run of `atlas train`, or a folder with a saved model and its tokenizer."
 PRECISION = "float32, bfloat16, float16 or float64; the model's own if left out."
@@ -30,3 +35,12 @@ def assigned(changes: list[str] | None) -> dict[str, Any]:
         except ValueError:
             values[name] = text
     return values
+
+
+def load(run: Path, precision: str | None, tokenizer: str | None, device: str) -> Loaded:
+    """What reads and writes text, in a process of its own."""
+    from atlas_memory.processor import flush_tiny_numbers
+    from atlas_memory.reading.loading import load_run
+
+    flush_tiny_numbers()
+    return load_run(run, precision, tokenizer, device)

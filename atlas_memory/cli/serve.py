@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_memory.cli.options import RUN, Device, Precision, Tokenizer
+from atlas_memory.cli.options import RUN, Device, Precision, Tokenizer, load
 from atlas_memory.names import suggest
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(
     _require_extra()
     if run_folder is None:
         raise ValueError("no RUN to serve; give a folder of `atlas train`, or `run` in --config")
-    from atlas_memory.reading.loading import load_run, require_run
+    from atlas_memory.reading.loading import require_run
     from atlas_memory.reading.memory_head import require_memory_file
     from atlas_memory.serving.server.limits import Limits
 
@@ -95,7 +95,7 @@ def run(
     from atlas_memory.serving.engine import Capacity
 
     capacity = Capacity(rows, block, waiting, prefix_bytes)
-    loaded = load_run(run_folder, precision, tokenizer, device)
+    loaded = load(run_folder, precision, tokenizer, device)
     named = name or run_folder.resolve().name
     settings = _settings(loaded, named, limits, capacity, memory or [])
     _listen(loaded, _stored(settings, store, loaded), host, port, token)
