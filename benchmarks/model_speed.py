@@ -5,7 +5,8 @@
 
 The shape of `make train`: 2 layers, width 128, 4 heads, vocabulary 2,048, models of equal size.
 Figures are times as multiples of Transformer++'s, median and extremes of rounds that measure all
-models in turn, because the machine may be doing other things too; below 1 is faster.
+models in turn, because the machine may be doing other things too; below 1 is faster. Behind them
+stands what the arithmetic asks for: the multiply-adds of all matrix products, as a multiple too.
 """
 
 import argparse
@@ -16,8 +17,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from atlas_memory.config import AtlasConfig
+from atlas_memory.memory import compile_chunks
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.processor import flush_tiny_numbers
 from atlas_memory.training.prepare import equal_width, parameters_of
@@ -76,10 +80,15 @@ def decoding(model: AtlasForCausalLM) -> Callable[[], None]:
     return run
 
 
-def decoding_compiled(model: AtlasForCausalLM) -> Callable[[], None]:
-    """The same behind `model.compile()`, which is in place: the last thing to measure."""
-    model.compile()
-    return decoding(model)
+def compiled(work: Work) -> Work:
+    """The same with blocks and chunks compiled, which is in place: the last thing to measure."""
+
+    def prepared(model: AtlasForCausalLM) -> Callable[[], None]:
+        compile_chunks()
+        model.compile()
+        return work(model)
+
+    return prepared
 
 
 WORKS: dict[str, Work] = {
@@ -88,7 +97,10 @@ WORKS: dict[str, Work] = {
     "reading 4,096 tokens": reading(4_096),
     "reading 8,192 tokens": reading(8_192),
     f"{DECODED} decoded tokens": decoding,
-    f"{DECODED}, compiled": decoding_compiled,
+    "training step, compiled": compiled(training_step),
+    "reading 4,096, compiled": compiled(reading(4_096)),
+    "reading 8,192, compiled": compiled(reading(8_192)),
+    f"{DECODED}, compiled": compiled(decoding),
 }
 
 
@@ -98,14 +110,20 @@ def seconds(run: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def multiples(
-    work: Work, models: dict[str, AtlasForCausalLM], rounds: int
-) -> dict[str, list[float]]:
+def multiply_adds(run: Callable[[], None], attention: bool) -> float:
+    """Of its matrix products; those of causal attention are half of the square that is counted."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
+    counts = counter.get_flop_counts()["Global"]
+    batched = sum(n for operation, n in counts.items() if "bmm" in str(operation))
+    return (counter.get_total_flops() - (batched / 2 if attention else 0)) / 2
+
+
+def multiples(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
     """Every model's time as a multiple of the first one's, round by round."""
-    runs = {name: work(model) for name, model in models.items()}
     for run in runs.values():
         run()
-    found: dict[str, list[float]] = {name: [] for name in models}
+    found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         taken = {name: seconds(run) for name, run in runs.items()}
         for name, value in taken.items():
@@ -134,15 +152,26 @@ def main() -> None:
     if not chosen:
         parser.error(f"--only {given.only}: choose a beginning of {', '.join(WORKS)}")
     for what, work in chosen.items():
-        found = multiples(work, models, given.rounds)
-        figures[what] = {name: median(found[name]) for name in names}
+        runs = {name: work(model) for name, model in models.items()}
+        figures[what] = of = {}
+        if "compiled" not in what:
+            asked = {name: multiply_adds(run, name == BASE) for name, run in runs.items()}
+            of["products"] = {name: asked[name] / asked[BASE] for name in names}
+        found = multiples(runs, given.rounds)
+        of["time"] = {name: median(found[name]) for name in names}
         shown = [
             f"{name} {median(found[name]):.2f} ({min(found[name]):.2f} to {max(found[name]):.2f})"
             for name in names
         ]
-        print(f"{what:22}", *shown, sep="  ", flush=True)
+        print(f"{what:23}", *shown, sep="  ", flush=True)
+        if "products" in of:
+            print(
+                "  matrix products      ",
+                *(f"{n} {x:.2f}" for n, x in of["products"].items()),
+                sep="  ",
+            )
     if given.json:
-        told = {"threads": given.threads, "parameters": size, "times": figures}
+        told = {"threads": given.threads, "parameters": size, "multiples": figures}
         given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 

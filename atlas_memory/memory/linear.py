@@ -124,13 +124,14 @@ def _joined(A: Tensor, B: Tensor | None, C: Tensor, dv: int) -> Tensor:
     return torch.cat([*wide, C], dim=2)
 
 
-def part(spec: MemorySpec, streams: Sequence[Tensor], tokens: slice, dv: int) -> Exact:
+def exact_of(spec: MemorySpec, streams: Sequence[Tensor], dv: int) -> Exact:
     """What `hoist_exact` left for some tokens, with as many columns as these have pairs."""
-    m = streams[0][:, tokens].shape[1]
+    m = streams[0].shape[1]
     pairs = m + spec.window - 1 if spec.bias.hebbian else m * spec.window
     S = dv if spec.optimizer.heavy else 0
     widths = dv + S + pairs, dv + S + pairs, dv + pairs
-    return Exact(*(x[:, tokens, :n] for x, n in zip(streams, widths, strict=False)))
+    parts = zip(streams, widths, strict=False)
+    return Exact(*(x if x.shape[2] == n else x[..., :n] for x, n in parts))
 
 
 # ---- a block -------------------------------------------------------------------------------------
@@ -140,11 +141,13 @@ def part(spec: MemorySpec, streams: Sequence[Tensor], tokens: slice, dv: int) ->
 class Pairs:
     """What a block has found and written: keys K [g, n, D] and values V [g, n, dv].
 
-    First the rows of W (and of S), whose values are unit vectors, then the pairs of the block.
+    First the rows of W (and of S), whose values are unit vectors, then the pairs of the block,
+    whose values are e.
     """
 
     K: Tensor
     V: Tensor
+    e: Tensor
 
     def read(self, x: Tensor, weights: Tensor) -> Tensor:
         """sum_i weights[t, i] (K_i . x_t) V_i: W_t x_t with the weights of a token."""
@@ -218,24 +221,25 @@ class _Weighted(OwnBackward):
 
 
 def solve(spec: MemorySpec, carried: Tensors, x: Tensor, v: Tensor, before: Tensor) -> Pairs:
-    """The list of a block whose pairs, behind its look-back, are x [g, m + c - 1, D] and v.
+    """The list of a block whose pairs are x [g, n, D] and v, as `by_unknown` orders them.
 
-    carried: W, or W and S. With the exact rule a pair stands once for every step that it is in.
+    carried: W, or W and S.
     """
-    x, v = (_by_unknown(spec, part, before.shape[1]) for part in (x, v))
     K = torch.cat([*carried, x], dim=1)
     e = v if spec.bias.hebbian else _Errors.run(K, v, before)
     if spec.stop_gradient:
         e, K = e.detach(), torch.cat([*carried, x.detach()], dim=1)
     unit = _eye(v.shape[2], v.dtype, v.device).expand(len(v), -1, -1)
-    return Pairs(K, torch.cat([*(unit for _ in carried), e], dim=1))
+    return Pairs(K, torch.cat([*(unit for _ in carried), e], dim=1), e)
 
 
-def _by_unknown(spec: MemorySpec, x: Tensor, m: int) -> Tensor:
-    """Pairs [g, m + c - 1, ..] in the order of the unknowns (t, j), where there are any."""
+def by_unknown(spec: MemorySpec, x: Tensor) -> Tensor:
+    """Pairs [g, m + c - 1, ..] of m tokens and their look-back in the order of the unknowns (t, j),
+    where there are any: a pair stands once for every step that it is in.
+    """
     if spec.window == 1 or spec.bias.hebbian:
         return x
-    return x.index_select(1, _pair_of_unknown(m, spec.window, x.device))
+    return x.index_select(1, _pair_of_unknown(x.shape[1] + 1 - spec.window, spec.window, x.device))
 
 
 @table
@@ -305,8 +309,8 @@ def _block(
     spec: MemorySpec, state: Tensors, qkv: Tensors, rest: Sequence[Tensor], count: Tensor | None
 ) -> tuple[Tensor, Tensors]:
     q, k, v = qkv
-    c = part(spec, rest, slice(0, q.shape[1]), v.shape[2])
-    pairs = solve(spec, state, k, v, c.before)
+    c = exact_of(spec, [x[:, : q.shape[1]] for x in rest], v.shape[2])
+    pairs = solve(spec, state, by_unknown(spec, k), by_unknown(spec, v), c.before)
     return pairs.read(q, c.now), pairs.end(c if count is None else c.at(count))
 
 
@@ -328,8 +332,8 @@ def _channel_errors(
 ) -> tuple[Tensor, Tensor]:
     if spec.bias.hebbian:
         return (v.detach(), x.detach()) if spec.stop_gradient else (v, x)
-    m, window = c.A.shape[1], spec.window
-    x, v = _by_unknown(spec, x, m), _by_unknown(spec, v, m)
+    window = spec.window
+    x, v = by_unknown(spec, x), by_unknown(spec, v)
     A, C = c.A.repeat_interleave(window, 1), c.C.repeat_interleave(window, 1)
     known = v - (A * x) @ W.mT
     if c.B is not None and S is not None:

@@ -28,7 +28,7 @@ from atlas_memory.memory.learner import (
     of_state,
     to_state,
 )
-from atlas_memory.memory.linear import Exact, Pairs, hoist_exact, part, solve
+from atlas_memory.memory.linear import Exact, Pairs, by_unknown, exact_of, hoist_exact, solve
 from atlas_memory.memory.omega import by_block, decays
 from atlas_memory.memory.optimizers import FEW, Alike, Apart, Steps
 from atlas_memory.memory.products import baddbmm, matmul
@@ -307,20 +307,28 @@ def _write_output(
     spec: MemorySpec, carried: Tensors, pairs: tuple[Tensor, Tensor], gates: Tensors, run: int
 ) -> tuple[Output, Tensor]:
     """The output matrix as a list of pairs, run by run, and W~^T e of every token."""
-    (h, target), m, back = pairs, gates[0].shape[1], spec.window - 1
-    dv, output, passed = target.shape[2], [], []
-    for begin in range(0, m, run):
-        end = min(begin + run, m)
-        c = part(spec, gates, slice(begin, end), dv)
-        x, v = h[:, begin : end + back], target[:, begin : end + back]
+    output: Output = []
+    passed, back = [], spec.window - 1
+    cut = (_runs(spec, x, run) for x in pairs)
+    for x, v, *own_gates in zip(*cut, *(x.split(run, dim=1) for x in gates), strict=True):
+        if output:
+            carried = output[-1][0].end(output[-1][1])
+        c = exact_of(spec, own_gates, v.shape[2])
         known = solve(spec, carried, x, v, c.before)
-        e = known.V[:, len(carried) * dv :]
-        own = e[:, back:] if spec.bias.hebbian else e[:, :: spec.window]
+        own = known.e[:, back:] if spec.bias.hebbian else known.e[:, :: spec.window]
         passed.append(known.read_back(own, c.before))
         output.append((known, c))
-        if end < m:
-            carried = known.end(c)
     return output, passed[0] if len(passed) == 1 else torch.cat(passed, dim=1)
+
+
+def _runs(spec: MemorySpec, x: Tensor, run: int) -> Sequence[Tensor]:
+    """Pairs [g, m + c - 1, ..] run by run, as `solve` wants them: cut once, for the gradient of
+    each slice would be as large as all of them.
+    """
+    if not spec.bias.hebbian:
+        return by_unknown(spec, x).split(run * spec.window, dim=1)
+    back = spec.window - 1
+    return [x[:, begin : begin + run + back] for begin in range(0, x.shape[1] - back, run)]
 
 
 def _read_output(output: Output, h: Tensor, run: int) -> Tensor:
