@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 import atlas_memory as am
-from atlas_memory.processor import flush_tiny_numbers
+from atlas_memory.processor import flush_tiny_numbers, processor_name
 
 HEADS, DIM, CHUNK, TOKENS = 4, 64, 64, 2048
 Run = Callable[[], None]
@@ -320,9 +320,8 @@ def main() -> None:
     print(table(rows))
     if chosen.json:
         figures = {name: asdict(row) for name, row in zip(names, rows, strict=True)}
-        chosen.json.write_text(
-            json.dumps({"torch": torch.__version__, "rows": figures}, indent=2) + "\n"
-        )
+        told = {"torch": torch.__version__, "processor": processor_name(), "rows": figures}
+        chosen.json.write_text(json.dumps(told, indent=2) + "\n")
 
 
 if __name__ == "__main__":

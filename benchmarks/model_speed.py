@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from atlas_memory.config import AtlasConfig
 from atlas_memory.memory import compile_chunks
 from atlas_memory.model import AtlasForCausalLM
-from atlas_memory.processor import flush_tiny_numbers
+from atlas_memory.processor import flush_tiny_numbers, processor_name
 from atlas_memory.training.prepare import equal_width, parameters_of
 
 VARIANTS = "atlas,omeganet,titans,gated_deltanet"
@@ -170,9 +170,9 @@ def main() -> None:
                 *(f"{n} {x:.2f}" for n, x in of["products"].items()),
                 sep="  ",
             )
-    if given.json:
-        told = {"threads": given.threads, "parameters": size, "multiples": figures}
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
+        if given.json:
+            told = {"processor": processor_name(), "threads": given.threads, "parameters": size}
+            given.json.write_text(json.dumps({**told, "multiples": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

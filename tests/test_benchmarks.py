@@ -35,9 +35,19 @@ def test_models_are_timed_beside_transformer_plus():
     built = {name: models.build(name, size) for name in (models.BASE, "gated_deltanet")}
     sizes = [model.num_parameters() for model in built.values()]
     assert max(sizes) < 1.01 * min(sizes)
-    found = models.multiples(models.reading(16), built, rounds=2)
+    runs = {name: models.reading(16)(model) for name, model in built.items()}
+    found = models.multiples(runs, rounds=2)
     assert found[models.BASE] == [1.0, 1.0]
     assert min(found["gated_deltanet"]) > 0
+
+
+def test_products_are_counted_as_attention_needs_them():
+    models = importlib.import_module("model_speed")
+    model, time = models.build(models.BASE), 32
+    blocks, width = model.config.num_hidden_layers, model.config.hidden_size
+    linear = sum(part.weight.numel() for part in model.model.modules() if hasattr(part, "bias"))
+    asked = models.multiply_adds(models.reading(time)(model), attention=True)
+    assert asked == time * linear + blocks * time**2 * width
 
 
 def test_starts_ask_every_task_for_what_it_has():

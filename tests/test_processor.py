@@ -4,6 +4,8 @@ import sys
 import pytest
 import torch
 
+from atlas_memory.processor import processor_name
+
 PROGRAM = """
 from threading import Thread
 import torch
@@ -31,3 +33,7 @@ def test_tiny_numbers_are_zero_in_this_thread_and_later_ones_where_asked(asked: 
     found = [float(word) for word in done.stdout.split()]
     assert len(found) == 2
     assert all(x == 0 if asked else 0 < x < before for x in found)
+
+
+def test_a_processor_has_a_name() -> None:
+    assert processor_name().strip() == processor_name() != ""
