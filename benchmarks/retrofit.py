@@ -183,9 +183,11 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only those that contain this")
     given = parser.parse_args()
     plan, loaded = SMOKE if given.smoke else FULL, load_run(given.run, "float32")
-    found: dict[str, dict[str, float]] = {}
+    told: dict[str, Any] = {"items": {}} if given.items else {"plan": plan}
+    told["found"] = found = {}
     if given.json and given.json.is_file():
-        found = json.loads(given.json.read_text())["found"]
+        told |= json.loads(given.json.read_text())
+        found = told["found"]
     if given.items:
         rows = tasks(given.tasks, given.items, given.limit, loaded.tokenizer)
     else:
@@ -200,8 +202,10 @@ def main() -> None:
             started = time.monotonic()
             own[row] = ask(model.eval())
             say(f"{name}: {row}: {own[row]:.3f} in {time.monotonic() - started:,.0f} s")
+            if given.items:
+                told["items"][row] = given.limit
             if given.json:
-                given.json.write_text(json.dumps({"plan": plan, "found": found}, indent=2) + "\n")
+                given.json.write_text(json.dumps(told, indent=2) + "\n")
     print(table(found))
 
 
