@@ -5,6 +5,7 @@ import os
 # The hub is read when huggingface_hub is imported; without it a wrong name is tried for a minute.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -15,3 +16,10 @@ torch.set_num_threads(1)
 
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def numbers_as_they_are():
+    """A command that is run inside of a test lets tiny numbers be 0; the next test has them."""
+    yield
+    torch.set_flush_denormal(False)

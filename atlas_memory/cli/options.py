@@ -40,7 +40,8 @@ def assigned(changes: list[str] | None) -> dict[str, Any]:
 def load(run: Path, precision: str | None, tokenizer: str | None, device: str) -> Loaded:
     """What reads and writes text, in a process of its own."""
     from atlas_memory.processor import flush_tiny_numbers
-    from atlas_memory.reading.loading import load_run
+    from atlas_memory.reading.loading import load_run, require_run
 
+    require_run(run, precision, tokenizer, device)  # a mistake is told before torch is imported
     flush_tiny_numbers()
     return load_run(run, precision, tokenizer, device)

@@ -309,7 +309,7 @@ def _block(
     spec: MemorySpec, state: Tensors, qkv: Tensors, rest: Sequence[Tensor], count: Tensor | None
 ) -> tuple[Tensor, Tensors]:
     q, k, v = qkv
-    c = exact_of(spec, [x[:, : q.shape[1]] for x in rest], v.shape[2])
+    c = exact_of(spec, rest, v.shape[2])
     pairs = solve(spec, state, by_unknown(spec, k), by_unknown(spec, v), c.before)
     return pairs.read(q, c.now), pairs.end(c if count is None else c.at(count))
 

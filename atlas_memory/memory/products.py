@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 from atlas_memory.memory.graphs import OwnBackward, rounds
 
 PRODUCTS = ("float32", "bfloat16")
-# Whether the processor has instructions for it; some builds of torch have no mkldnn to ask.
-PROCESSOR_ROUNDS = (
-    torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-)
+# Whether the processor has instructions for it. That torch can do it says less: without them it is
+# slower, and rounds what comes out as well.
+_told: Any = getattr(torch.cpu, "get_capabilities", dict)()
+PROCESSOR_ROUNDS = any(_told.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def require_products(given: str, field: str = "products") -> None:
