@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from atlas_memory.memory.native.library import served
 from atlas_memory.memory.tree import Tensors, where
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -110,10 +111,12 @@ class OwnBackward(torch.autograd.Function):
     """A function whose backward pass is written out; a type checker knows `apply`.
 
     Products that are rounded on the way there are rounded on the way back, on whatever thread:
-    while they are, its `twin` stands for a function.
+    while they are, its `twin` stands for a function. `native` is the same function as a kernel of
+    this processor's (`native/`), and stands for it where that can take the tensors.
     """
 
     twin: ClassVar[Any] = None
+    native: ClassVar[Any] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -129,6 +132,8 @@ class OwnBackward(torch.autograd.Function):
     @classmethod
     def run(cls, *given: Any) -> Any:
         """`apply`; without gradients `forward` alone, for a node costs more than a token's work."""
+        if cls.native is not None and not rounds() and served(given):
+            return cls.native.run(*given)
         if not torch.is_grad_enabled():
             return cls.forward(_NoGraph(), *given)
         if rounds() and not torch.compiler.is_compiling():  # a compiler takes both ways at once

@@ -23,6 +23,7 @@ from torch.nn.functional import pad, threshold
 
 from atlas_memory.memory.architectures import RankOne
 from atlas_memory.memory.graphs import OwnBackward, count, table
+from atlas_memory.memory.native import functions as native
 from atlas_memory.memory.products import baddbmm, baddbmm_, bmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import State, Tensors
@@ -308,6 +309,8 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Read(OwnBackward):
+    native = native.Read
+
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         x, X, d, W, S, A, B, C = inputs
@@ -351,6 +354,8 @@ def _carried_backward(
 
 
 class _Write(OwnBackward):
+    native = native.Write
+
     @staticmethod
     def forward(ctx: Any, carried: Tensor, X: Tensor, d: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(X, d, weights)

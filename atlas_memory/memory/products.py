@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import OwnBackward, rounds
+from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native.library import served
 
 PRODUCTS = ("float32", "bfloat16")
 # Whether the processor has instructions for it. That torch can do it says less: without them it is
@@ -27,24 +29,30 @@ def require_products(given: str, field: str = "products") -> None:
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    return _Rounded.run(a, b) if rounds() else torch.bmm(a, b)
+    if rounds():
+        return _Rounded.run(a, b)
+    return native.Product.run(a, b) if served((a, b)) else torch.bmm(a, b)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a b; a token's small products [b, h, ..] are never rounded, for it would take longer."""
-    return _Rounded.run(a, b) if rounds() and a.dim() == b.dim() == 3 else a @ b
+    return bmm(a, b) if a.dim() == b.dim() == 3 else a @ b
 
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta x + alpha a b."""
-    if not rounds():
+    if not rounds() and not served((x, a, b)):
         return torch.baddbmm(x, a, b, beta=beta, alpha=alpha)
-    return torch.add(x if beta == 1 else beta * x, _Rounded.run(a, b), alpha=alpha)
+    return torch.add(x if beta == 1 else beta * x, bmm(a, b), alpha=alpha)
 
 
 def baddbmm_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """x + a b, in the place of x."""
-    return x.add_(_Rounded.run(a, b)) if rounds() else x.baddbmm_(a, b)
+    if rounds():
+        return x.add_(_Rounded.run(a, b))
+    if not served((x, a, b)):
+        return x.baddbmm_(a, b)
+    return native.onto(x, a, b)
 
 
 class _Rounded(OwnBackward):

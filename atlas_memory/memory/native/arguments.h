@@ -1,0 +1,59 @@
+// What Python hands over: threads, rows, sizes, and four numbers for every tensor [g, rows, columns].
+#pragma once
+#include "product.h"
+
+template <class T> struct Tensor {
+    T *p;
+    long g, row, column;
+    Matrix<T> at(long i) const { return {p + i * g, row, column}; }
+    explicit operator bool() const { return p; }
+};
+
+struct Arguments {
+    const long *next;
+    long threads, rows;
+    explicit Arguments(const long *given) : next(given + 2), threads(given[0]), rows(given[1]) {}
+    long size() { return *next++; }
+    template <class T> Tensor<T> tensor() {
+        const long *a = next;
+        next += 4;
+        return {(T *)a[0], a[1], a[2], a[3]};
+    }
+};
+
+// One kernel for each type of number.
+#define KERNEL(name)                                                                              \
+    extern "C" void name##_float(const long *given) { name<float>(Arguments(given)); }             \
+    extern "C" void name##_double(const long *given) { name<double>(Arguments(given)); }
+
+#define ALL_ROWS(a) _Pragma("omp parallel for schedule(dynamic) num_threads((a).threads)")          \
+    for (long g = 0; g < (a).rows; g++)
+
+// ---- row by row ----------------------------------------------------------------------------------
+
+template <class T> INLINE T dot(long n, const T *a, const T *b) {
+    Vector<T> s = {};
+    long i = 0;
+    for (; i + LANES<T> <= n; i += LANES<T>) s += load<T>(a + i) * load<T>(b + i);
+    T sum = 0;
+    for (long j = 0; j < LANES<T>; j++) sum += s[j];
+    for (; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+// o = a * x, or o + a * x.
+template <class T> INLINE void scaled(long n, T a, const T *x, T *o, bool add = false) {
+    long i = 0;
+    for (; i + LANES<T> <= n; i += LANES<T>)
+        store<T>(o + i, add ? load<T>(o + i) + a * load<T>(x + i) : a * load<T>(x + i));
+    for (; i < n; i++) o[i] = add ? o[i] + a * x[i] : a * x[i];
+}
+
+// o = a * b, or o + a * b, element by element.
+template <class T> INLINE void times(long n, const T *a, const T *b, T *o, bool add = false) {
+    long i = 0;
+    for (; i + LANES<T> <= n; i += LANES<T>)
+        store<T>(o + i, add ? load<T>(o + i) + load<T>(a + i) * load<T>(b + i)
+                            : load<T>(a + i) * load<T>(b + i));
+    for (; i < n; i++) o[i] = add ? o[i] + a[i] * b[i] : a[i] * b[i];
+}

@@ -1,0 +1,4 @@
+// Every kernel of the memory, for float and double: one translation unit, compiled in a second or two.
+#include "arguments.h"
+#include "products.h"
+#include "pairs.h"

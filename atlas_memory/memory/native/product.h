@@ -1,0 +1,192 @@
+// C = A B of matrices that fit into a processor's cache, and room for what a kernel makes by the way.
+//
+// B is laid into panels as wide as two vectors, turned on the way where it is stored turned; a tile
+// of rows of C then stays in registers while k runs. A matrix product library is built for matrices
+// ten times as long and gives half of this rate for a chunk's.
+#pragma once
+#include <stdlib.h>
+
+#if defined(__AVX512F__)
+#define BYTES 64
+#define ROWS 14
+#elif defined(__AVX__)
+#define BYTES 32
+#define ROWS 6
+#else
+#define BYTES 16
+#define ROWS 6
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+template <class T> struct Vectors;
+template <> struct Vectors<float> {
+    typedef float aligned __attribute__((vector_size(BYTES)));
+    typedef float loose __attribute__((vector_size(BYTES), aligned(4)));
+    typedef int index __attribute__((vector_size(BYTES)));
+};
+template <> struct Vectors<double> {
+    typedef double aligned __attribute__((vector_size(BYTES)));
+    typedef double loose __attribute__((vector_size(BYTES), aligned(8)));
+    typedef long long index __attribute__((vector_size(BYTES)));
+};
+template <class T> using Vector = typename Vectors<T>::aligned;
+template <class T> constexpr long LANES = BYTES / sizeof(T);
+template <class T> constexpr long WIDE = 2 * LANES<T>;  // columns of a panel
+
+template <class T> INLINE Vector<T> load(const T *p) {
+    return *(const typename Vectors<T>::loose *)p;
+}
+template <class T> INLINE void store(T *p, Vector<T> x) { *(typename Vectors<T>::loose *)p = x; }
+
+// A matrix anywhere in memory: element (i, j) is at p[i * row + j * column].
+template <class T> struct Matrix {
+    T *p;
+    long row, column;
+    T &operator()(long i, long j) const { return p[i * row + j * column]; }
+    Matrix turned() const { return {p, column, row}; }
+    Matrix from(long i, long j = 0) const { return {p + i * row + j * column, row, column}; }
+};
+
+// Memory of a thread that stays from call to call: the n-th piece of a kernel is the n-th block.
+struct Block {
+    void *p = nullptr;
+    size_t bytes = 0;
+    ~Block() { free(p); }
+};
+static thread_local Block blocks[40];
+
+class Room {
+    int taken = 0;
+
+  public:
+    template <class T> T *numbers(long n) {
+        Block &b = blocks[taken++];
+        size_t bytes = ((n + WIDE<T>) * sizeof(T) + 63) / 64 * 64;
+        if (b.bytes < bytes) {
+            free(b.p);
+            b.p = aligned_alloc(64, bytes);
+            b.bytes = bytes;
+        }
+        return (T *)b.p;
+    }
+    template <class T> Matrix<T> matrix(long rows, long columns) {
+        return {numbers<T>(rows * columns), columns, 1};
+    }
+};
+
+template <class T, int M>
+INLINE void tile(long k, Matrix<const T> a, const T *panel, T *c, long row, bool add) {
+    constexpr long L = LANES<T>;
+    Vector<T> s[M][2] = {};
+    for (long p = 0; p < k; p++) {
+        Vector<T> left = *(const Vector<T> *)(panel + p * WIDE<T>);
+        Vector<T> right = *(const Vector<T> *)(panel + p * WIDE<T> + L);
+#pragma GCC unroll 16
+        for (int i = 0; i < M; i++) {
+            T x = a(i, p);
+            s[i][0] += x * left;
+            s[i][1] += x * right;
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < M; i++) {
+        T *o = c + i * row;
+        store<T>(o, add ? load<T>(o) + s[i][0] : s[i][0]);
+        store<T>(o + L, add ? load<T>(o + L) + s[i][1] : s[i][1]);
+    }
+}
+
+template <class T>
+static void tile_of(long m, long k, Matrix<const T> a, const T *panel, T *c, long row, bool add) {
+    switch (m) {
+#define CASE(M) case M: return tile<T, M>(k, a, panel, c, row, add);
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if ROWS > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
+#endif
+#undef CASE
+    }
+}
+
+// Rows of a square of vectors become its columns: each round deals the two halves out like cards.
+template <class T> INLINE void turn(Vector<T> *r) {
+    constexpr long L = LANES<T>;
+    typename Vectors<T>::index low, high;
+    for (long i = 0; i < L; i++) {
+        low[i] = i / 2 + (i & 1) * L;
+        high[i] = low[i] + L / 2;
+    }
+    for (long step = 1; step < L; step *= 2) {
+        Vector<T> dealt[L];
+#pragma GCC unroll 16
+        for (long i = 0; i < L / 2; i++) {
+            dealt[2 * i] = __builtin_shuffle(r[i], r[i + L / 2], low);
+            dealt[2 * i + 1] = __builtin_shuffle(r[i], r[i + L / 2], high);
+        }
+#pragma GCC unroll 16
+        for (long i = 0; i < L; i++) r[i] = dealt[i];
+    }
+}
+
+// n <= WIDE columns of b, filled up with zeros.
+template <class T> static void lay(long k, long n, Matrix<const T> b, T *panel) {
+    constexpr long L = LANES<T>, W = WIDE<T>;
+    long p = 0;
+    if (n == W && b.column == 1) {
+        for (; p < k; p++) {
+            *(Vector<T> *)(panel + p * W) = load<T>(&b(p, 0));
+            *(Vector<T> *)(panel + p * W + L) = load<T>(&b(p, L));
+        }
+    } else if (n == W && b.row == 1) {
+        for (; p + L <= k; p += L)
+            for (long half = 0; half < W; half += L) {
+                Vector<T> r[L];
+#pragma GCC unroll 16
+                for (long j = 0; j < L; j++) r[j] = load<T>(&b(p, half + j));
+                turn<T>(r);
+#pragma GCC unroll 16
+                for (long j = 0; j < L; j++) *(Vector<T> *)(panel + (p + j) * W + half) = r[j];
+            }
+    }
+    for (; p < k; p++)
+        for (long j = 0; j < W; j++) panel[p * W + j] = j < n ? b(p, j) : T(0);
+}
+
+constexpr long DEPTH = 512;  // rows of a panel at once
+
+// C [m, n] = A [m, k] B [k, n], or C + A B. Rows of C lie side by side.
+template <class T>
+static void product(long m, long n, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
+                    bool add = false) {
+    static thread_local Block kept;
+    constexpr long W = WIDE<T>;
+    if (!kept.p) kept.p = aligned_alloc(64, DEPTH * 2 * BYTES);
+    T *panel = (T *)kept.p;
+    long tiles = (m + ROWS - 1) / ROWS;
+    if (k == 0 && !add)
+        for (long i = 0; i < m; i++)
+            for (long j = 0; j < n; j++) c(i, j) = 0;
+    for (long p = 0; p < k; p += DEPTH) {
+        long deep = k - p < DEPTH ? k - p : DEPTH;
+        bool onto = add || p;
+        for (long j = 0; j < n; j += W) {
+            long wide = n - j < W ? n - j : W;
+            lay<T>(deep, wide, b.from(p, j), panel);
+            for (long i = 0, left = tiles; left; left--) {
+                long rows = (m - i + left - 1) / left;
+                if (wide == W) {
+                    tile_of<T>(rows, deep, a.from(i, p), panel, &c(i, j), c.row, onto);
+                } else {
+                    alignas(64) T t[ROWS * W];
+                    tile_of<T>(rows, deep, a.from(i, p), panel, t, W, false);
+                    for (long r = 0; r < rows; r++)
+                        for (long x = 0; x < wide; x++)
+                            c(i + r, j + x) = t[r * W + x] + (onto ? c(i + r, j + x) : T(0));
+                }
+                i += rows;
+            }
+        }
+    }
+}
+
+template <class T> static Matrix<const T> fixed(Matrix<T> x) { return {x.p, x.row, x.column}; }
