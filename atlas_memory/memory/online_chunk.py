@@ -28,10 +28,11 @@ from atlas_memory.memory.learner import (
     of_state,
     to_state,
 )
-from atlas_memory.memory.linear import Exact, Pairs, by_unknown, exact_of, hoist_exact, solve
+from atlas_memory.memory.linear import hoist_exact
 from atlas_memory.memory.omega import by_block, decays
 from atlas_memory.memory.optimizers import FEW, Alike, Apart, Steps
 from atlas_memory.memory.products import baddbmm, matmul
+from atlas_memory.memory.runs import write_runs
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tokens import Blocks, Tokens, cut_blocks, flat, gather
@@ -283,13 +284,13 @@ def online_body(
             seen, phi_q = features(spec, seen, asked[0], constants)
             asked = hidden.asked(phi_q, first)
         h, tape = deep.hidden([plain(w) for w in H], seen)
-        output, dh = _write_output(spec, (*now.W, *now.S), (h, target), gates[:ends], run)
-        d = _rank_one(spec, now, (h, target, tape, dh), opens)
+        output = write_runs(spec, (*now.W, *now.S), (h, target), gates[:ends], run, count)
+        d = _rank_one(spec, now, (h, target, tape, output.passed), opens)
         written = seen.detach() if spec.stop_gradient else seen
         moved = hidden.move(now, first, asked, tuple((x, written) for x in d), count)
         h_q, _ = deep.hidden([_given(z) for z in moved.z], asked[0])
-        y = _read_output(output, h_q, run)
-        W, *S = _end_output(output, (*now.W, *now.S), run, count)
+        y = output.read(h_q)
+        W, *S = output.end()
         d_end = tuple(_newest(x, spec.window - 1, count) for x in d) if spec.window > 1 else ()
         return y, Learner((W,), tuple(S), moved.H, moved.R, H, d_end).flat()
 
@@ -298,54 +299,6 @@ def online_body(
 
 def _given(z: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda _: z
-
-
-Output = list[tuple[Pairs, Exact]]
-
-
-def _write_output(
-    spec: MemorySpec, carried: Tensors, pairs: tuple[Tensor, Tensor], gates: Tensors, run: int
-) -> tuple[Output, Tensor]:
-    """The output matrix as a list of pairs, run by run, and W~^T e of every token."""
-    output: Output = []
-    passed, back = [], spec.window - 1
-    cut = (_runs(spec, x, run) for x in pairs)
-    for x, v, *own_gates in zip(*cut, *(x.split(run, dim=1) for x in gates), strict=True):
-        if output:
-            carried = output[-1][0].end(output[-1][1])
-        c = exact_of(spec, own_gates, v.shape[2])
-        known = solve(spec, carried, x, v, c.before)
-        own = known.e[:, back:] if spec.bias.hebbian else known.e[:, :: spec.window]
-        passed.append(known.read_back(own, c.before))
-        output.append((known, c))
-    return output, passed[0] if len(passed) == 1 else torch.cat(passed, dim=1)
-
-
-def _runs(spec: MemorySpec, x: Tensor, run: int) -> Sequence[Tensor]:
-    """Pairs [g, m + c - 1, ..] run by run, as `solve` wants them: cut once, for the gradient of
-    each slice would be as large as all of them.
-    """
-    if not spec.bias.hebbian:
-        return by_unknown(spec, x).split(run * spec.window, dim=1)
-    back = spec.window - 1
-    return [x[:, begin : begin + run + back] for begin in range(0, x.shape[1] - back, run)]
-
-
-def _read_output(output: Output, h: Tensor, run: int) -> Tensor:
-    runs = zip(output, h.split(run, dim=1), strict=True)
-    parts = [known.read(x, c.now) for (known, c), x in runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _end_output(output: Output, carried: Tensors, run: int, count: Tensor | None) -> Tensors:
-    """W (and S) behind the last token, or behind the count-th of each row."""
-    if count is None:
-        known, c = output[-1]
-        return known.end(c)
-    for n, (known, c) in enumerate(output):
-        here = (count - n * run).clamp(max=c.now.shape[1])
-        carried = where(count > n * run, known.end(c.at(here)), carried)
-    return carried
 
 
 def _rank_one(

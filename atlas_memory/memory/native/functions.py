@@ -1,5 +1,8 @@
 """Kernels as functions with a backward pass, by the names of those whose work they do."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,3 +100,128 @@ class Write(Function):
         made = [torch.empty_like(x) for x in inputs]
         call("write_backward", sizes, beside(dW), *inputs, *made)
         return dW, *made
+
+
+# ---- runs.py -------------------------------------------------------------------------------------
+
+
+class WriteRuns(Function):
+    """Errors e, W~^T e, and W (and S) at the start of every run and behind the last."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        *inputs, run, window = given
+        inputs = [None if x is None else beside(x) for x in inputs]
+        W, S, X, v, before, now, momentum = inputs
+        (g, m, D), dv = X.shape, v.shape[2]
+        m -= window - 1
+        runs, pairs = -(-m // run), run + window - 1
+        sizes = m, run, window, D, dv, int(S is not None)
+        e, passed = W.new_empty(g, m * window, dv), W.new_empty(g, m, D)
+        borders = [_borders(x, runs) for x in (W, S)]
+        found = [None if x is None else x.new_empty(g, runs * pairs, dv) for x in (W, S)]
+        inner = W.new_empty(g, runs * pairs, pairs)
+        given = *borders, X, v, before, now, momentum, e, passed, *found, inner
+        call("exact_forward", sizes, *given)
+        if ctx is not None:
+            ctx.sizes = sizes
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*borders, X, v, before, now, momentum, e, *found, inner)
+        ends = (None if x is None else x[:, -dv:].clone() for x in borders)
+        return e, passed, *borders, *ends
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        W, S, X, v, before, now, momentum, e, *found, inner = ctx.saved_tensors
+        de, d_passed, dW_borders, dS_borders, dW, dS = given
+        dv, inputs = v.shape[2], (X, v, before, now, momentum)
+        # `ReadRuns` has made it for this one place, which takes it over
+        de = torch.zeros_like(e) if de is None else beside(de)
+        ends = (_taken(d, x, dv) for d, x in ((dW, W), (dS, S)))
+        made = [*ends, *(None if x is None else torch.zeros_like(x) for x in inputs)]
+        given = [None if x is None else beside(x) for x in (d_passed, dW_borders, dS_borders)]
+        kept = W, S, X, before, now, momentum, e, *found, inner
+        call("exact_backward", ctx.sizes, de, *given, *kept, *made)
+        return *made, None, None
+
+
+class ReadRuns(Function):
+    """Answers to queries whose features are h."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *inputs, run, window = given
+        inputs = [None if x is None else beside(x) for x in inputs]
+        h, W, S, X, e, now = inputs
+        (g, m, D), dv = h.shape, e.shape[2]
+        sizes = m, run, window, D, dv, int(S is not None)
+        y = h.new_empty(g, m, dv)
+        found = [None if x is None else h.new_empty(g, m, dv) for x in (W, S)]
+        inner = h.new_empty(g, m, run + window - 1)
+        call("answer_forward", sizes, *inputs, y, *found, inner)
+        if ctx is not None:
+            ctx.sizes = sizes
+            ctx.save_for_backward(*inputs, *found, inner)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, Q, Q_S, inner = ctx.saved_tensors
+        h, W, S, X, e, now = inputs
+        summed = [None if x is None else torch.zeros_like(x) for x in (W, S, X)]
+        dh, de = torch.empty_like(h), torch.empty_like(e)
+        # a last run that is shorter has fewer pairs than columns
+        d_now = torch.zeros_like(now) if h.shape[1] % ctx.sizes[1] else torch.empty_like(now)
+        made = dh, *summed, de, d_now
+        call("answer_backward", ctx.sizes, beside(dy), *inputs, Q, Q_S, inner, *made)
+        return *made, None, None
+
+
+def _borders(W: Tensor | None, runs: int) -> Tensor | None:
+    """Room for W at the start of every run and behind the last, laid one below the other."""
+    if W is None:
+        return None
+    g, dv, D = W.shape
+    room = W.new_empty(g, (runs + 1) * dv, D)
+    room[:, :dv] = W
+    return room
+
+
+def _taken(d: Tensor | None, like: Tensor | None, rows: int) -> Tensor | None:
+    """A gradient that a kernel goes on with in its place."""
+    if like is None:
+        return None
+    return torch.zeros_like(like[:, :rows]) if d is None else d.contiguous().clone()
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a chunk has written, as `runs.Written`."""
+
+    written: tuple[Any, ...]
+    features: Tensor
+    now: Tensor
+    lengths: tuple[int, int]
+
+    @staticmethod
+    def of(carried: Any, pairs: Any, gates: Any, run: int, window: int) -> Runs:
+        W, S = (*carried, None)[:2]
+        before, now = gates[1], gates[0]
+        momentum = gates[2] if len(gates) > 2 else None
+        made = WriteRuns.run(W, S, *pairs, before, now, momentum, run, window)
+        return Runs(made, pairs[0], now, (run, window))
+
+    @property
+    def passed(self) -> Tensor:
+        passed: Tensor = self.written[1]
+        return passed
+
+    def read(self, h: Tensor) -> Tensor:
+        e, _, W, S = self.written[:4]
+        answers: Tensor = ReadRuns.run(h, W, S, self.features, e, self.now, *self.lengths)
+        return answers
+
+    def end(self) -> tuple[Tensor, ...]:
+        return tuple(x for x in self.written[4:] if x is not None)

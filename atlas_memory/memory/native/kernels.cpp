@@ -2,3 +2,4 @@
 #include "arguments.h"
 #include "products.h"
 #include "pairs.h"
+#include "exact.h"

@@ -1,0 +1,445 @@
+// Steps that are written exactly: runs of tokens solved at once, carried on, and read.   linear.py
+//
+// What stands there for every unknown (t, j), the pair t - j in step t, is made here once for every
+// pair and dealt out to the unknowns in cache: windows overlap, so there are fewer of them.
+#pragma once
+
+struct Sizes {
+    long tokens, run, window, D, dv, momentum;
+    explicit Sizes(Arguments &a)
+        : tokens(a.size()), run(a.size()), window(a.size()), D(a.size()), dv(a.size()),
+          momentum(a.size()) {}
+    long runs() const { return (tokens + run - 1) / run; }
+    long old() const { return momentum ? 2 * dv : dv; }  // columns of the matrices carried
+    long pairs() const { return run + window - 1; }
+};
+
+// One run: m tokens from `begin`; its unknowns u = t c + j, and the pair that each of them is.
+struct Run {
+    long begin, m, c, unknowns, pairs;
+    Run(const Sizes &s, long r)
+        : begin(r * s.run), m(s.tokens - begin < s.run ? s.tokens - begin : s.run), c(s.window),
+          unknowns(m * c), pairs(m + c - 1) {}
+    long pair(long u) const { return u / c + c - 1 - u % c; }
+
+    // o[u] = found[pair of u] for the unknowns of the first n tokens.
+    template <class T> void deal(long n, const T *found, T *o) const {
+        for (long s = 0; s < n; s++)
+            for (long j = 0; j < c; j++) o[s * c + j] = found[s + c - 1 - j];
+    }
+    // The inverse: what unknowns give to their pairs, added up.
+    template <class T> void gather(long n, const T *given, T *o) const {
+        for (long s = 0; s < n; s++)
+            for (long j = 0; j < c; j++) o[s + c - 1 - j] += given[s * c + j];
+    }
+};
+
+template <class T> static void clear(long n, T *x) {
+    for (long i = 0; i < n; i++) x[i] = 0;
+}
+template <class T> static void clear(long rows, long columns, Matrix<T> x) {
+    for (long i = 0; i < rows; i++) clear<T>(columns, &x(i, 0));
+}
+
+constexpr long SOLVED = 8;  // unknowns that are solved one by one, behind a product of all before
+
+// e <- (1 - N)^-1 e, N strictly lower triangular.
+template <class T> static void solve_down(long n, long dv, Matrix<const T> N, Matrix<T> e) {
+    for (long begin = 0; begin < n; begin += SOLVED) {
+        long end = begin + SOLVED < n ? begin + SOLVED : n;
+        product<T>(end - begin, dv, begin, N.from(begin), fixed(e), e.from(begin), true);
+        for (long i = begin + 1; i < end; i++)
+            for (long j = begin; j < i; j++) scaled<T>(dv, N(i, j), &e(j, 0), &e(i, 0), true);
+    }
+}
+
+// e <- (1 - N^T)^-1 e
+template <class T> static void solve_up(long n, long dv, Matrix<const T> N, Matrix<T> e) {
+    for (long end = n; end > 0;) {
+        long begin = end > SOLVED ? end - SOLVED : 0;
+        product<T>(end - begin, dv, n - end, N.from(end, begin).turned(), fixed(e.from(end)),
+                   e.from(begin), true);
+        for (long i = end - 1; i > begin; i--)
+            for (long j = begin; j < i; j++) scaled<T>(dv, N(i, j), &e(i, 0), &e(j, 0), true);
+        end = begin;
+    }
+}
+
+// N[u, u'] = -before[t, u'] <x_u, x_u'> for u' of an earlier token, from G = X X^T of the pairs.
+template <class T>
+static void system_of(const Run &r, Matrix<const T> before, Matrix<const T> G, Matrix<T> N) {
+    for (long u = 0; u < r.unknowns; u++) {
+        long t = u / r.c, earlier = t * r.c;
+        r.deal<T>(t, &G(r.pair(u), 0), &N(u, 0));
+        for (long i = 0; i < earlier; i++) N(u, i) *= -before(t, i);
+        clear<T>(r.unknowns - earlier, &N(u, earlier));
+    }
+}
+
+// The rows of a matrix, each times its own weight.
+template <class T>
+static void weigh_rows(long rows, long n, const T *weights, Matrix<const T> W, Matrix<T> o,
+                       bool add = false) {
+    for (long i = 0; i < rows; i++) scaled<T>(n, weights[i], &W(i, 0), &o(i, 0), add);
+}
+
+// sum_u weights_u e_u for every pair, [pairs, dv].
+template <class T>
+static void written(const Run &r, long dv, const T *weights, Matrix<const T> e, Matrix<T> o) {
+    clear<T>(r.pairs, dv, o);
+    for (long u = 0; u < r.unknowns; u++)
+        scaled<T>(dv, weights[u], &e(u, 0), &o(r.pair(u), 0), true);
+}
+
+// The weights of what errors send back: before[t, u] <e_t, e_u>, of pairs [m, pairs]. E: <e_t, e_u>.
+template <class T>
+static void sent_back(const Run &r, Matrix<const T> before, Matrix<const T> E, Matrix<T> F, T *row) {
+    clear<T>(r.m, r.pairs, F);
+    for (long t = 0; t < r.m; t++) {
+        times<T>(t * r.c, &E(t, 0), &before(t, 0), row);
+        r.gather<T>(t, row, &F(t, 0));
+    }
+}
+
+// Errors e [g, tokens c, dv], W~^T e [g, tokens, D], and W (and S) at the start of every run and
+// behind the last one [g, (runs + 1) dv, D]. P, P_S: what the matrices say of every pair of a run;
+// G: inner products of its pairs.
+template <class T> static void exact_forward(Arguments a) {
+    Sizes s(a);
+    auto W = a.tensor<T>(), S = a.tensor<T>();
+    auto X = a.tensor<const T>(), v = a.tensor<const T>();
+    auto before = a.tensor<const T>(), now = a.tensor<const T>(), momentum = a.tensor<const T>();
+    auto e = a.tensor<T>(), passed = a.tensor<T>();
+    auto P = a.tensor<T>(), P_S = a.tensor<T>(), G = a.tensor<T>();
+    long D = s.D, dv = s.dv, c = s.window, old = s.old();
+    ALL_ROWS(a) {
+        Room room;
+        auto N = room.matrix<T>(s.run * c, s.run * c), E = room.matrix<T>(s.run, s.run * c);
+        auto F = room.matrix<T>(s.run, s.pairs()), own = room.matrix<T>(s.run, dv);
+        auto sums = room.matrix<T>(s.pairs(), dv);
+        T *row = room.numbers<T>(s.run * c);
+        for (long i = 0; i < s.runs(); i++) {
+            Run r(s, i);
+            auto w = fixed(W.at(g).from(i * dv)), x = X.at(g).from(r.begin);
+            auto b = before.at(g).from(r.begin), n = now.at(g).from(r.begin);
+            auto out = e.at(g).from(r.begin * c);
+            auto p = P.at(g).from(i * s.pairs()), found = G.at(g).from(i * s.pairs());
+            product<T>(r.pairs, dv, D, x, w.turned(), p);
+            product<T>(r.pairs, r.pairs, D, x, x.turned(), found);
+            if (s.momentum)
+                product<T>(r.pairs, dv, D, x, fixed(S.at(g).from(i * dv)).turned(),
+                           P_S.at(g).from(i * s.pairs()));
+            for (long u = 0; u < r.unknowns; u++) {
+                const T *weights = &b(u / c, 0), *target = &v.at(g)(r.begin + r.pair(u), 0);
+                const T *said = &p(r.pair(u), 0);
+                for (long k = 0; k < dv; k++) out(u, k) = target[k] - weights[k] * said[k];
+                if (s.momentum) {
+                    said = &P_S.at(g)(i * s.pairs() + r.pair(u), 0);
+                    for (long k = 0; k < dv; k++) out(u, k) -= weights[dv + k] * said[k];
+                }
+            }
+            system_of<T>(r, b.from(0, old), fixed(found), N);
+            solve_down<T>(r.unknowns, dv, fixed(N), out);
+            if (passed) {
+                auto back = passed.at(g).from(r.begin);
+                Matrix<const T> first = {out.p, out.row * c, 1};  // every token's own error
+                product<T>(r.m, r.unknowns, dv, first, fixed(out).turned(), E);
+                sent_back<T>(r, b.from(0, old), fixed(E), F, row);
+                product<T>(r.m, D, r.pairs, fixed(F), x, back);
+                for (long part = 0; part < old; part += dv) {
+                    for (long t = 0; t < r.m; t++)
+                        times<T>(dv, &b(t, part), &first(t, 0), &own(t, 0));
+                    auto matrix = part ? fixed(S.at(g).from(i * dv)) : w;
+                    product<T>(r.m, D, dv, fixed(own), matrix, back, true);
+                }
+            }
+            const T *last = &n(r.m - 1, 0);
+            auto after = W.at(g).from((i + 1) * dv);
+            weigh_rows<T>(dv, D, last, w, after);
+            written<T>(r, dv, last + old, fixed(out), sums);
+            if (s.momentum) {
+                auto held = fixed(S.at(g).from(i * dv));
+                weigh_rows<T>(dv, D, last + dv, held, after, true);
+                const T *kept = &momentum.at(g)(r.begin + r.m - 1, 0);
+                auto S_after = S.at(g).from((i + 1) * dv);
+                weigh_rows<T>(dv, D, kept, held, S_after);
+                product<T>(dv, D, r.pairs, fixed(sums).turned(), x, after, true);
+                written<T>(r, dv, kept + dv, fixed(out), sums);
+                product<T>(dv, D, r.pairs, fixed(sums).turned(), x, S_after, true);
+            } else {
+                product<T>(dv, D, r.pairs, fixed(sums).turned(), x, after, true);
+            }
+        }
+    }
+}
+KERNEL(exact_forward)
+
+// Gradients of a matrix carried and of its weight of every row, for rows weight_r * W_r.
+template <class T>
+static void weigh_rows_backward(long rows, long n, const T *weights, Matrix<const T> W,
+                                Matrix<const T> given, Matrix<T> dW, T *d_weights, bool add) {
+    for (long i = 0; i < rows; i++) {
+        d_weights[i] += dot<T>(n, &given(i, 0), &W(i, 0));
+        scaled<T>(n, weights[i], &given(i, 0), &dW(i, 0), add);
+    }
+}
+
+// dX += sums dW, and what X dW^T says to the errors and weights of `written`.
+template <class T>
+static void written_backward(const Run &r, long dv, long D, const T *weights, Matrix<const T> e,
+                             Matrix<const T> x, Matrix<const T> dW, Matrix<T> dx, Matrix<T> de,
+                             T *d_weights, Matrix<T> sums, Matrix<T> found) {
+    written<T>(r, dv, weights, e, sums);
+    product<T>(r.pairs, D, dv, fixed(sums), dW, dx, true);
+    product<T>(r.pairs, dv, D, x, dW.turned(), found);
+    for (long u = 0; u < r.unknowns; u++) {
+        const T *z = &found(r.pair(u), 0);
+        scaled<T>(dv, weights[u], z, &de(u, 0), true);
+        d_weights[u] += dot<T>(dv, &e(u, 0), z);
+    }
+}
+
+// What a matrix that is read backwards by every token's own error gives: own = weights * e, and
+// passed = own W.
+template <class T>
+static void passed_by_matrix(const Run &r, long dv, long D, Matrix<const T> dp, Matrix<const T> W,
+                             Matrix<const T> weights, Matrix<const T> first, Matrix<T> d_weights,
+                             Matrix<T> d_first, Matrix<T> dW, Matrix<T> own, Matrix<T> found) {
+    product<T>(r.m, dv, D, dp, W.turned(), found);
+    for (long t = 0; t < r.m; t++) {
+        times<T>(dv, &first(t, 0), &found(t, 0), &d_weights(t, 0), true);
+        times<T>(dv, &weights(t, 0), &found(t, 0), &d_first(t, 0), true);
+        times<T>(dv, &weights(t, 0), &first(t, 0), &own(t, 0));
+    }
+    product<T>(dv, D, r.m, fixed(own).turned(), dp, dW, true);
+}
+
+// What a matrix W says of the pairs, P = X W^T, is taken from targets: gradients of weights and P.
+template <class T>
+static void told_backward(const Run &r, long dv, Matrix<const T> g, Matrix<const T> weights,
+                          Matrix<const T> P, Matrix<T> d_weights, Matrix<T> dP) {
+    clear<T>(r.pairs, dv, dP);
+    for (long u = 0; u < r.unknowns; u++) {
+        const T *given = &g(u, 0), *own = &weights(u / r.c, 0), *said = &P(r.pair(u), 0);
+        T *to_weights = &d_weights(u / r.c, 0), *to_P = &dP(r.pair(u), 0);
+        for (long k = 0; k < dv; k++) {
+            to_weights[k] -= given[k] * said[k];
+            to_P[k] -= given[k] * own[k];
+        }
+    }
+}
+
+// With g = (1 - N)^-T de in the place of de: gradients of the weights and of G, both halves of it.
+template <class T>
+static void system_backward(const Run &r, Matrix<const T> before, Matrix<const T> G,
+                            Matrix<const T> found, Matrix<T> d_before, Matrix<T> dG, T *row) {
+    clear<T>(r.pairs, r.pairs, dG);
+    for (long u = r.c; u < r.unknowns; u++) {
+        long t = u / r.c, earlier = t * r.c, p = r.pair(u);
+        r.deal<T>(t, &G(p, 0), row);
+        for (long i = 0; i < earlier; i++) {
+            d_before(t, i) -= found(u, i) * row[i];
+            row[i] = -found(u, i) * before(t, i);
+        }
+        r.gather<T>(t, row, &dG(p, 0));
+    }
+    for (long i = 0; i < r.pairs; i++)
+        for (long j = 0; j <= i; j++) dG(i, j) = dG(j, i) = dG(i, j) + dG(j, i);
+}
+
+// de, dW and dS come in as gradients of the errors and of the matrices behind the last run; dW and
+// dS go out as those at the start, and all other gradients are added to. d_borders, dS_borders: of
+// the matrices at every run's start.
+template <class T> static void exact_backward(Arguments a) {
+    Sizes s(a);
+    auto de = a.tensor<T>();
+    auto d_passed = a.tensor<const T>(), d_borders = a.tensor<const T>();
+    auto dS_borders = a.tensor<const T>();
+    auto W = a.tensor<const T>(), S = a.tensor<const T>(), X = a.tensor<const T>();
+    auto before = a.tensor<const T>(), now = a.tensor<const T>(), momentum = a.tensor<const T>();
+    auto e = a.tensor<const T>(), P = a.tensor<const T>(), P_S = a.tensor<const T>();
+    auto G = a.tensor<const T>();
+    auto dW = a.tensor<T>(), dS = a.tensor<T>(), dX = a.tensor<T>(), d_v = a.tensor<T>();
+    auto d_before = a.tensor<T>(), d_now = a.tensor<T>(), d_momentum = a.tensor<T>();
+    long D = s.D, dv = s.dv, c = s.window, old = s.old();
+    ALL_ROWS(a) {
+        Room room;
+        auto N = room.matrix<T>(s.run * c, s.run * c), E = room.matrix<T>(s.run, s.run * c);
+        auto F = room.matrix<T>(s.run, s.pairs()), dF = room.matrix<T>(s.run, s.pairs());
+        auto own = room.matrix<T>(s.pairs(), dv), found = room.matrix<T>(s.pairs(), dv);
+        auto dG = room.matrix<T>(s.pairs(), s.pairs()), dE = room.matrix<T>(s.run, s.run * c);
+        auto moved = room.matrix<T>(dv, D);
+        T *row = room.numbers<T>(s.run * c);
+        auto dw = dW.at(g), ds = s.momentum ? dS.at(g) : dw;
+        for (long i = s.runs() - 1; i >= 0; i--) {
+            Run r(s, i);
+            auto w = W.at(g).from(i * dv), held = s.momentum ? S.at(g).from(i * dv) : w;
+            auto x = X.at(g).from(r.begin);
+            auto dx = dX.at(g).from(r.begin);
+            auto b = before.at(g).from(r.begin);
+            auto db = d_before.at(g).from(r.begin);
+            auto error = e.at(g).from(r.begin * c);
+            auto d_error = de.at(g).from(r.begin * c);
+            // ---- what the run leaves behind
+            const T *last = &now.at(g)(r.begin + r.m - 1, 0);
+            T *d_last = &d_now.at(g)(r.begin + r.m - 1, 0);
+            written_backward<T>(r, dv, D, last + old, error, x, fixed(dw), dx, d_error,
+                                d_last + old, own, found);
+            if (s.momentum) {
+                const T *kept = &momentum.at(g)(r.begin + r.m - 1, 0);
+                T *d_kept = &d_momentum.at(g)(r.begin + r.m - 1, 0);
+                written_backward<T>(r, dv, D, kept + dv, error, x, fixed(ds), dx, d_error,
+                                    d_kept + dv, own, found);
+                weigh_rows_backward<T>(dv, D, kept, held, fixed(ds), moved, d_kept, false);
+                weigh_rows_backward<T>(dv, D, last + dv, held, fixed(dw), moved, d_last + dv,
+                                       true);
+                for (long k = 0; k < dv; k++)
+                    scaled<T>(D, 1, &moved(k, 0), &ds(k, 0), false);
+            }
+            weigh_rows_backward<T>(dv, D, last, w, fixed(dw), moved, d_last, false);
+            for (long k = 0; k < dv; k++) {
+                scaled<T>(D, 1, &moved(k, 0), &dw(k, 0), false);
+                if (d_borders) scaled<T>(D, 1, &d_borders.at(g)(i * dv + k, 0), &dw(k, 0), true);
+                if (dS_borders) scaled<T>(D, 1, &dS_borders.at(g)(i * dv + k, 0), &ds(k, 0), true);
+            }
+            // ---- what every token's own error passes back
+            if (d_passed) {
+                auto dp = d_passed.at(g).from(r.begin);
+                Matrix<const T> first = {error.p, error.row * c, 1};
+                Matrix<T> d_first = {d_error.p, d_error.row * c, 1};
+                passed_by_matrix<T>(r, dv, D, dp, w, b, first, db, d_first, dw, own, found);
+                if (s.momentum)
+                    passed_by_matrix<T>(r, dv, D, dp, held, b.from(0, dv), first, db.from(0, dv),
+                                        d_first, ds, own, found);
+                product<T>(r.m, r.unknowns, dv, first, error.turned(), E);
+                sent_back<T>(r, b.from(0, old), fixed(E), F, row);
+                product<T>(r.pairs, D, r.m, fixed(F).turned(), dp, dx, true);
+                product<T>(r.m, r.pairs, D, dp, x.turned(), dF);
+                for (long t = 0; t < r.m; t++) {
+                    long earlier = t * c;
+                    r.deal<T>(t, &dF(t, 0), row);
+                    times<T>(earlier, row, &E(t, 0), &db(t, old), true);
+                    times<T>(earlier, row, &b(t, old), &dE(t, 0));
+                    clear<T>(r.unknowns - earlier, &dE(t, earlier));
+                }
+                product<T>(r.m, dv, r.unknowns, fixed(dE), error, d_first, true);
+                product<T>(r.unknowns, dv, r.m, fixed(dE).turned(), first, d_error, true);
+            }
+            // ---- the errors
+            auto inner = G.at(g).from(i * s.pairs());
+            system_of<T>(r, b.from(0, old), inner, N);
+            solve_up<T>(r.unknowns, dv, fixed(N), d_error);
+            product<T>(r.unknowns, r.unknowns, dv, fixed(d_error), error.turned(), N);
+            system_backward<T>(r, b.from(0, old), inner, fixed(N), db.from(0, old), dG, row);
+            product<T>(r.pairs, D, r.pairs, fixed(dG), x, dx, true);
+            told_backward<T>(r, dv, fixed(d_error), b, P.at(g).from(i * s.pairs()), db, own);
+            product<T>(r.pairs, D, dv, fixed(own), w, dx, true);
+            product<T>(dv, D, r.pairs, fixed(own).turned(), x, dw, true);
+            if (s.momentum) {
+                told_backward<T>(r, dv, fixed(d_error), b.from(0, dv),
+                                 P_S.at(g).from(i * s.pairs()), db.from(0, dv), own);
+                product<T>(r.pairs, D, dv, fixed(own), held, dx, true);
+                product<T>(dv, D, r.pairs, fixed(own).turned(), x, ds, true);
+            }
+            for (long u = 0; u < r.unknowns; u++)
+                scaled<T>(dv, 1, &d_error(u, 0), &d_v.at(g)(r.begin + r.pair(u), 0), true);
+        }
+    }
+}
+KERNEL(exact_backward)
+
+// y_t = W_t h_t of every token. Q, Q_S: what the matrices at the runs' starts say; R: <h_t, x_p>.
+template <class T> static void answer_forward(Arguments a) {
+    Sizes s(a);
+    auto h = a.tensor<const T>(), W = a.tensor<const T>(), S = a.tensor<const T>();
+    auto X = a.tensor<const T>(), e = a.tensor<const T>(), now = a.tensor<const T>();
+    auto y = a.tensor<T>(), Q = a.tensor<T>(), Q_S = a.tensor<T>(), R = a.tensor<T>();
+    long D = s.D, dv = s.dv, old = s.old();
+    ALL_ROWS(a) {
+        Room room;
+        auto weighted = room.matrix<T>(s.run, s.run * s.window);
+        for (long i = 0; i < s.runs(); i++) {
+            Run r(s, i);
+            auto asked = h.at(g).from(r.begin), x = X.at(g).from(r.begin);
+            auto n = now.at(g).from(r.begin);
+            auto q = Q.at(g).from(r.begin), inner = R.at(g).from(r.begin);
+            auto out = y.at(g).from(r.begin);
+            product<T>(r.m, dv, D, asked, W.at(g).from(i * dv).turned(), q);
+            product<T>(r.m, r.pairs, D, asked, x.turned(), inner);
+            for (long t = 0; t < r.m; t++) {
+                times<T>(dv, &n(t, 0), &q(t, 0), &out(t, 0));
+                r.deal<T>(r.m, &inner(t, 0), &weighted(t, 0));
+                times<T>(r.unknowns, &weighted(t, 0), &n(t, old), &weighted(t, 0));
+            }
+            if (s.momentum) {
+                auto q_s = Q_S.at(g).from(r.begin);
+                product<T>(r.m, dv, D, asked, S.at(g).from(i * dv).turned(), q_s);
+                for (long t = 0; t < r.m; t++)
+                    times<T>(dv, &n(t, dv), &q_s(t, 0), &out(t, 0), true);
+            }
+            product<T>(r.m, dv, r.unknowns, fixed(weighted), e.at(g).from(r.begin * s.window), out,
+                       true);
+        }
+    }
+}
+KERNEL(answer_forward)
+
+// Gradients of what one matrix said, q = h W^T in y = weights * q.
+template <class T>
+static void said_backward(long m, long dv, long D, Matrix<const T> dy, Matrix<const T> weights,
+                          Matrix<const T> q, Matrix<const T> h, Matrix<const T> W,
+                          Matrix<T> d_weights, Matrix<T> dh, Matrix<T> dW, Matrix<T> dq) {
+    for (long t = 0; t < m; t++) {
+        times<T>(dv, &dy(t, 0), &q(t, 0), &d_weights(t, 0));
+        times<T>(dv, &dy(t, 0), &weights(t, 0), &dq(t, 0));
+    }
+    product<T>(m, D, dv, fixed(dq), W, dh, true);
+    product<T>(dv, D, m, fixed(dq).turned(), h, dW);
+}
+
+// dX is added to; all others are laid down.
+template <class T> static void answer_backward(Arguments a) {
+    Sizes s(a);
+    auto dy = a.tensor<const T>(), h = a.tensor<const T>(), W = a.tensor<const T>();
+    auto S = a.tensor<const T>(), X = a.tensor<const T>(), e = a.tensor<const T>();
+    auto now = a.tensor<const T>(), Q = a.tensor<const T>(), Q_S = a.tensor<const T>();
+    auto R = a.tensor<const T>();
+    auto dh = a.tensor<T>(), dW = a.tensor<T>(), dS = a.tensor<T>(), dX = a.tensor<T>();
+    auto de = a.tensor<T>(), d_now = a.tensor<T>();
+    long D = s.D, dv = s.dv, old = s.old();
+    ALL_ROWS(a) {
+        Room room;
+        auto weighted = room.matrix<T>(s.run, s.run * s.window);
+        auto given = room.matrix<T>(s.run, s.run * s.window);
+        auto dR = room.matrix<T>(s.run, s.pairs()), dq = room.matrix<T>(s.run, dv);
+        T *row = room.numbers<T>(s.run * s.window);
+        for (long i = 0; i < s.runs(); i++) {
+            Run r(s, i);
+            auto asked = h.at(g).from(r.begin), x = X.at(g).from(r.begin);
+            auto n = now.at(g).from(r.begin), inner = R.at(g).from(r.begin);
+            auto d_out = dy.at(g).from(r.begin), error = e.at(g).from(r.begin * s.window);
+            auto dn = d_now.at(g).from(r.begin);
+            product<T>(r.m, r.unknowns, dv, d_out, error.turned(), given);
+            clear<T>(r.m, r.pairs, dR);
+            for (long t = 0; t < r.m; t++) {
+                r.deal<T>(r.m, &inner(t, 0), row);
+                times<T>(r.unknowns, row, &given(t, 0), &dn(t, old));
+                times<T>(r.unknowns, row, &n(t, old), &weighted(t, 0));
+                times<T>(r.unknowns, &given(t, 0), &n(t, old), row);
+                r.gather<T>(r.m, row, &dR(t, 0));
+            }
+            auto d_asked = dh.at(g).from(r.begin);
+            product<T>(r.m, D, r.pairs, fixed(dR), x, d_asked);
+            product<T>(r.pairs, D, r.m, fixed(dR).turned(), asked, dX.at(g).from(r.begin), true);
+            product<T>(r.unknowns, dv, r.m, fixed(weighted).turned(), d_out,
+                       de.at(g).from(r.begin * s.window));
+            said_backward<T>(r.m, dv, D, d_out, n, Q.at(g).from(r.begin), asked,
+                             W.at(g).from(i * dv), dn, d_asked, dW.at(g).from(i * dv), dq);
+            if (s.momentum)
+                said_backward<T>(r.m, dv, D, d_out, n.from(0, dv), Q_S.at(g).from(r.begin), asked,
+                                 S.at(g).from(i * dv), dn.from(0, dv), d_asked,
+                                 dS.at(g).from(i * dv), dq);
+        }
+    }
+}
+KERNEL(answer_backward)
