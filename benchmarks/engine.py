@@ -272,7 +272,7 @@ def print_peak() -> None:
 
 
 ROWS: dict[str, Callable[[int], Row]] = {
-    "titans": compiled(row_titans),
+    "titans": row_titans,
     "window16": row_window(16, 1.3),
     "window64": row_window(64, 2.0),
     "online": row_online,
@@ -280,9 +280,9 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "products": row_products,
     "work": row_work,
     "muon": row_muon(1, 25),
-    "muon-chunk": compiled(row_muon(CHUNK, 1.6)),
-    **{f"attention{t}": compiled(row_attention(t)) for t in (2048, 4096, 8192, 16384)},
-    "length": compiled(row_length),
+    "muon-chunk": row_muon(CHUNK, 1.6),
+    **{f"attention{t}": row_attention(t) for t in (2048, 4096, 8192, 16384)},
+    "length": row_length,
     "memory": row_memory,
 }
 

@@ -18,11 +18,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import gelu
 
 from atlas_memory.memory.graphs import OwnBackward, scalar
+from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native.library import served
 from atlas_memory.memory.products import matmul
 
 LinearMap = Callable[[Tensor], Tensor]
 Tape = tuple[Tensor, ...]
 RankOne = tuple[Tensor, Tensor]
+TINY = 1e-30  # at d = 0 the bound has no direction
 SMALL = 1e-4  # what keeps the length of a hidden layer of zeros from dividing by nothing
 
 
@@ -92,19 +95,43 @@ class _ThroughUnit(OwnBackward):
         return torch.addcmul(w, h, back, value=-1), d_h, _dot(ds, w).neg_()
 
 
-class Architecture:
+class _Bounded(OwnBackward):
+    """d / (1 + ||d||)."""
+
+    @staticmethod
+    def forward(ctx: Any, d: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
+        bounded = d / (1 + norm)
+        ctx.save_for_backward(bounded, norm)
+        return bounded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, w: Tensor) -> Tensor:
+        bounded, norm = ctx.saved_tensors
+        along = _dot(bounded, w).div_(norm.clamp(min=TINY))
+        return (w / (1 + norm)).addcmul_(bounded, along, value=-1)
+
+
+class Architecture(ABC):
     """`inputs` are the positions of the matrices that act on phi(x) itself.
 
     deep: it has hidden matrices. gated: two of them multiply each other. normalize: the features
     that the output matrix reads have length one at most.
     `hidden` makes the features h that the output matrix W[0] reads, from the maps of the other
-    matrices; `back` takes dl/dh through them to dl/d(W x) of each. `forward` and `backward` are
-    the whole network and its rank-one gradients.
+    matrices; `back` takes dl/dh through them to dl/d(W x) of each, and `bounded` makes those no
+    longer than 1. `forward` and `backward` are the whole network and its rank-one gradients.
     """
 
     inputs: tuple[int, ...]
     deep = True
     gated = False
+
+    @abstractmethod
+    def back(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]: ...
+
+    def bounded(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_Bounded.run(d) for d in self.back(tape, dh))
 
 
 @dataclass(frozen=True)
@@ -135,7 +162,7 @@ class Matrix(Architecture):
 
 
 @dataclass(frozen=True)
-class _Deep(Architecture, ABC):
+class _Deep(Architecture):
     """M(x) = x + W1 h(phi(x)): what the two networks with a hidden layer share.
 
     normalize: h / sqrt(||h||^2 + 1e-4), written and read, so that a step is the delta rule's.
@@ -191,6 +218,18 @@ class MLP(_Deep):
     def shapes(self, features: int, dv: int) -> tuple[tuple[int, int], ...]:
         hidden = self.expansion * dv
         return ((dv, hidden), (hidden, features))
+
+    def hidden(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
+        z = maps[0](phi)
+        if self.normalize and z.dim() == 3 and served((z,)):
+            h, length = native.Hidden.run(z)
+            return h, (h, length, z)
+        return super().hidden([lambda _: z], phi)
+
+    def bounded(self, tape: Tape, dh: Tensor) -> tuple[Tensor, ...]:
+        if self.normalize and dh.dim() == 3 and served((dh, *tape)):
+            return (native.Taught.run(dh, *tape),)
+        return super().bounded(tape, dh)
 
     def activate(self, maps: Sequence[LinearMap], phi: Tensor) -> tuple[Tensor, Tape]:
         z = maps[0](phi)

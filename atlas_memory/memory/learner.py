@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from atlas_memory.memory.architectures import Tape
 from atlas_memory.memory.feature_maps import Identity
-from atlas_memory.memory.graphs import OwnBackward
 from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
@@ -43,8 +41,6 @@ from atlas_memory.memory.products import baddbmm, bmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
 from atlas_memory.memory.tree import Tensors
-
-TINY = 1e-30  # at d = 0 the bound has no direction
 
 
 @dataclass(frozen=True)
@@ -118,27 +114,8 @@ def features(
 
 def bounded_back(spec: MemorySpec, tape: Tape, dh: Tensor) -> Tensors:
     """d of every hidden matrix from W~^T e: never longer than 1, whatever W has become."""
-    found = spec.architecture.back(tape, dh)
-    bounded: Tensors = tuple(_Bounded.run(d) for d in found)
+    bounded = spec.architecture.bounded(tape, dh)
     return tuple(d.detach() for d in bounded) if spec.stop_gradient else bounded
-
-
-class _Bounded(OwnBackward):
-    """d / (1 + ||d||)."""
-
-    @staticmethod
-    def forward(ctx: Any, d: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
-        bounded = d / (1 + norm)
-        ctx.save_for_backward(bounded, norm)
-        return bounded
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, w: Tensor) -> Tensor:
-        bounded, norm = ctx.saved_tensors
-        along = (bounded * w).sum(dim=-1, keepdim=True).div_(norm.clamp(min=TINY))
-        return (w / (1 + norm)).addcmul_(bounded, along, value=-1)
 
 
 # ---- hidden matrices -----------------------------------------------------------------------------

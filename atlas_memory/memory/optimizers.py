@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import OwnBackward
+from atlas_memory.memory.native import functions as native
 from atlas_memory.memory.products import baddbmm, baddbmm_, bmm
 from atlas_memory.memory.tree import Tensors
 
@@ -197,6 +198,8 @@ class _ByGram(OwnBackward):
     only the symmetric part counts, and nothing as large as S is made but the answer.
     """
 
+    native = native.Orthogonal
+
     @staticmethod
     def forward(ctx: Any, S: Tensor, steps: int, *coefficients: float) -> Tensor:
         a, b, c = coefficients
@@ -206,10 +209,10 @@ class _ByGram(OwnBackward):
         A, Q, kept = gram / n.square(), _eye(gram), []
         for step in range(steps):
             P = baddbmm(A, A, A, beta=b, alpha=c)
-            half = baddbmm(A, P, A, beta=a) if step + 1 < steps else A
-            kept += [A, P, Q, half]
+            AR = baddbmm(A, P, A, beta=a) if step + 1 < steps else A
+            kept += [A, P, Q, AR]
             Q = baddbmm(Q, P, Q, beta=a) if step else P + a * Q
-            A = baddbmm(half, half, P, beta=a) if step + 1 < steps else A
+            A = baddbmm(AR, AR, P, beta=a) if step + 1 < steps else A
         K = Q / n
         ctx.coefficients = coefficients
         ctx.save_for_backward(S, length, K, *kept)
@@ -220,34 +223,32 @@ class _ByGram(OwnBackward):
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
         S, length, K, *kept = ctx.saved_tensors
         n = length + SMALLEST
-        dQ = _symmetric(bmm(dY, S.mT)) / n
-        dn = -_inner(dQ, K)
-        dA = _polynomial_backward(dQ, kept, *ctx.coefficients)
+        dK = _symmetric(bmm(dY, S.mT)) / n
+        dn = -_inner(dK, K)
+        dA = _change(dK, kept, *ctx.coefficients)
         dn = dn - 2 / n * _inner(dA, kept[0])
         along = torch.where(length > 0, dn / length, 0.0)
         onto_S = (2 / n.square()) * dA + along * _eye(dA)
         return baddbmm_(bmm(K, dY), onto_S, S), *(None,) * 4
 
 
-def _polynomial_backward(dQ: Tensor, kept: list[Tensor], a: float, b: float, c: float) -> Tensor:
-    """The gradient of the first A from that of the last Q; names as in `_ByGram`."""
-    dA = None
-    for i in reversed(range(0, len(kept), 4)):
-        A, P, Q, half = kept[i : i + 4]
-        dP = _symmetric(bmm(dQ, Q)) if i else dQ
-        if i:
-            dQ = _symmetric(bmm(P, dQ)).add_(dQ, alpha=a)
-        through = None
-        if dA is not None:
-            N = bmm(dA, half)
-            dP = dP + N + N.mT
-            T = baddbmm(dA, P, dA, beta=a)
-            through = baddbmm(T, T, P, beta=a)
-        M = bmm(dP, A)
-        dA = torch.add(b * dP, M + M.mT, alpha=c)
-        dA = dA if through is None else dA.add_(through)
-    assert dA is not None
-    return dA
+def _change(dA: Tensor, kept: list[Tensor], a: float, b: float, c: float) -> Tensor:
+    """What a change of the first A makes of the last Q; names as in `_ByGram`.
+
+    Q is a polynomial of A, and the derivative of one in a symmetric matrix is its own adjoint: so
+    this is the gradient of the first A as well, from that of the last Q.
+    """
+    dQ = None
+    for i in range(0, len(kept), 4):
+        A, P, Q, AR = kept[i : i + 4]
+        M = bmm(A, dA)
+        dP = torch.add(b * dA, M + M.mT, alpha=c)
+        dQ = dP if dQ is None else baddbmm(baddbmm(dQ, P, dQ, beta=a), dP, Q)
+        if i + 4 < len(kept):
+            M, N = bmm(dP, AR), baddbmm(dA, P, dA, beta=a)
+            dA = M + M.mT + baddbmm(N, N, P, beta=a)
+    assert dQ is not None
+    return dQ
 
 
 def _symmetric(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from atlas_memory.memory.tree import Tensors, where
 
 
 class Written(Protocol):
-    """What a chunk has written. passed: W~^T e of every token, which its hidden layer learns from."""
+    """What a chunk has written. passed: W~^T e of every token, which teaches its hidden layer."""
 
     @property
     def passed(self) -> Tensor: ...

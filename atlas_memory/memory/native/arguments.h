@@ -1,5 +1,7 @@
 // What Python hands over: threads, rows, sizes, and four numbers for every tensor [g, rows, columns].
 #pragma once
+#include <string.h>
+
 #include "product.h"
 
 template <class T> struct Tensor {
@@ -14,6 +16,11 @@ struct Arguments {
     long threads, rows;
     explicit Arguments(const long *given) : next(given + 2), threads(given[0]), rows(given[1]) {}
     long size() { return *next++; }
+    double number() {
+        double x;
+        memcpy(&x, next++, sizeof x);
+        return x;
+    }
     template <class T> Tensor<T> tensor() {
         const long *a = next;
         next += 4;
@@ -49,6 +56,11 @@ template <class T> INLINE void scaled(long n, T a, const T *x, T *o, bool add = 
     for (; i < n; i++) o[i] = add ? o[i] + a * x[i] : a * x[i];
 }
 
+// The rows of a matrix times one number.
+template <class T> static void weigh(long rows, long n, T a, Matrix<const T> x, Matrix<T> o) {
+    for (long i = 0; i < rows; i++) scaled<T>(n, a, &x(i, 0), &o(i, 0));
+}
+
 // o = a * b, or o + a * b, element by element.
 template <class T> INLINE void times(long n, const T *a, const T *b, T *o, bool add = false) {
     long i = 0;
@@ -57,3 +69,7 @@ template <class T> INLINE void times(long n, const T *a, const T *b, T *o, bool 
                             : load<T>(a + i) * load<T>(b + i));
     for (; i < n; i++) o[i] = add ? o[i] + a[i] * b[i] : a[i] * b[i];
 }
+
+constexpr double SMALL = 1e-4;     // architectures.py
+constexpr double SMALLEST = 1e-7;  // optimizers.py
+constexpr double TINY = 1e-30;     // learner.py

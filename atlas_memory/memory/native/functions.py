@@ -102,6 +102,79 @@ class Write(Function):
         return dW, *made
 
 
+# ---- architectures.py, learner.py ----------------------------------------------------------------
+
+
+class Hidden(Function):
+    """h and its length from z, for an MLP whose hidden layer is normalized."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        z = beside(z)
+        h, length = torch.empty_like(z), z.new_empty(*z.shape[:2], 1)
+        call("hidden_forward", z.shape[1:], z, h, length)
+        if ctx is not None:
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(z, h, length)
+        return h, length
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor | None, d_length: Tensor | None) -> Tensor:
+        z, h, length = ctx.saved_tensors
+        dh, dz = torch.zeros_like(h) if dh is None else beside(dh), torch.empty_like(z)
+        call("hidden_backward", z.shape[1:], dh, d_length, z, h, length, dz)
+        return dz
+
+
+class Taught(Function):
+    """The bounded d of the hidden matrix from dl/dh, and the layer's h, length and z."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        inputs = [beside(x) for x in given]
+        d, norm = torch.empty_like(inputs[0]), torch.empty_like(inputs[2])
+        call("taught_forward", d.shape[1:], *inputs, d, norm)
+        if ctx is not None:
+            ctx.save_for_backward(*inputs, d, norm)
+        return d
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dd: Tensor) -> tuple[Tensor, ...]:
+        *inputs, d, norm = ctx.saved_tensors
+        made = [torch.empty_like(x) for x in inputs]
+        call("taught_backward", d.shape[1:], beside(dd), d, norm, *inputs, *made)
+        return tuple(made)
+
+
+# ---- optimizers.py -------------------------------------------------------------------------------
+
+
+class Orthogonal(Function):
+    """Newton-Schulz of S [g, m, n], m <= n, in a few steps of the given coefficients."""
+
+    @staticmethod
+    def forward(ctx: Any, S: Tensor, steps: int, *coefficients: float) -> Tensor:
+        g, m, n = S.shape
+        S = S if 1 in S.stride()[1:] else S.contiguous()
+        Y, K, length = torch.empty_like(S), S.new_empty(g, m, m), S.new_empty(g, 1, 1)
+        kept = None if ctx is None else S.new_empty(g, 4 * steps * m, m)
+        call("orthogonal_forward", (m, n, steps, *coefficients), S, Y, K, length, kept)
+        if ctx is not None:
+            ctx.sizes = m, n, steps, *coefficients
+            ctx.save_for_backward(S, K, length, kept)
+        return Y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
+        S, K, length, kept = ctx.saved_tensors
+        dS = torch.empty_like(S)
+        call("orthogonal_backward", ctx.sizes, dY, S, K, length, kept, dS)
+        return dS, *(None,) * 4
+
+
 # ---- runs.py -------------------------------------------------------------------------------------
 
 
@@ -121,8 +194,8 @@ class WriteRuns(Function):
         borders = [_borders(x, runs) for x in (W, S)]
         found = [None if x is None else x.new_empty(g, runs * pairs, dv) for x in (W, S)]
         inner = W.new_empty(g, runs * pairs, pairs)
-        given = *borders, X, v, before, now, momentum, e, passed, *found, inner
-        call("exact_forward", sizes, *given)
+        taken = *borders, X, v, before, now, momentum, e, passed, *found, inner
+        call("exact_forward", sizes, *taken)
         if ctx is not None:
             ctx.sizes = sizes
             ctx.set_materialize_grads(False)
@@ -140,9 +213,9 @@ class WriteRuns(Function):
         de = torch.zeros_like(e) if de is None else beside(de)
         ends = (_taken(d, x, dv) for d, x in ((dW, W), (dS, S)))
         made = [*ends, *(None if x is None else torch.zeros_like(x) for x in inputs)]
-        given = [None if x is None else beside(x) for x in (d_passed, dW_borders, dS_borders)]
+        asked = [None if x is None else beside(x) for x in (d_passed, dW_borders, dS_borders)]
         kept = W, S, X, before, now, momentum, e, *found, inner
-        call("exact_backward", ctx.sizes, de, *given, *kept, *made)
+        call("exact_backward", ctx.sizes, de, *asked, *kept, *made)
         return *made, None, None
 
 
@@ -153,7 +226,7 @@ class ReadRuns(Function):
     def forward(ctx: Any, *given: Any) -> Tensor:
         *inputs, run, window = given
         inputs = [None if x is None else beside(x) for x in inputs]
-        h, W, S, X, e, now = inputs
+        h, W, S, _, e, _ = inputs
         (g, m, D), dv = h.shape, e.shape[2]
         sizes = m, run, window, D, dv, int(S is not None)
         y = h.new_empty(g, m, dv)

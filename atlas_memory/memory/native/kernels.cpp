@@ -3,3 +3,5 @@
 #include "products.h"
 #include "pairs.h"
 #include "exact.h"
+#include "hidden.h"
+#include "orthogonal.h"

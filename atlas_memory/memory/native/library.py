@@ -145,10 +145,16 @@ def _packer(count: int) -> Any:
 ABSENT = (0, 0, 0, 0)
 
 
-def call(name: str, sizes: tuple[int, ...], *tensors: Tensor | None) -> None:
+def _as_bits(x: float) -> int:
+    bits: int = struct.unpack("q", struct.pack("d", x))[0]
+    return bits
+
+
+def call(name: str, sizes: tuple[int | float, ...], *tensors: Tensor | None) -> None:
     """Run a kernel over the rows of tensors [g, .., ..], the first of which is there."""
     first: Any = tensors[0]
-    numbers = [torch.get_num_threads(), first.shape[0], *sizes]
+    numbers = [torch.get_num_threads(), first.shape[0]]
+    numbers += [x if isinstance(x, int) else _as_bits(x) for x in sizes]
     for x in tensors:
         numbers += ABSENT if x is None else (x.data_ptr(), *x.stride())
     _kernel(name, first.dtype)(_packer(len(numbers))(*numbers))

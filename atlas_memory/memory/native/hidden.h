@@ -1,0 +1,179 @@
+// The hidden layer of an MLP memory, h = s / |s|, s = gelu(z), and what an error teaches it.
+// architectures.py, learner.py
+#pragma once
+#include <cmath>
+
+// ---- the normal distribution ---------------------------------------------------------------------
+
+template <class T> struct Normal {
+    Vector<T> cdf, pdf;
+};
+
+// e^x for x <= 0
+INLINE Vector<float> falling(Vector<float> x) {
+    x = x < -87.0f ? x * 0.0f - 87.0f : x;
+    Vector<float> shifted = x * 1.442695041f + 12582912.0f;  // rounds: 1.5 * 2^23
+    Vector<float> n = shifted - 12582912.0f;
+    Vector<float> r = x - n * 0.693145752f - n * 1.42860677e-6f;
+    Vector<float> p = 1.0f / 720 * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    auto power = (__builtin_convertvector(n, typename Vectors<float>::index) + 127) << 23;
+    return p * (Vector<float>)power;
+}
+
+// The tail as Abramowitz and Stegun 7.1.26, to 1.5e-7.
+INLINE Normal<float> normal(Vector<float> z) {
+    Vector<float> size = z > 0 ? z : -z, e = falling(-0.5f * z * z);
+    Vector<float> t = 1.0f / (1.0f + 0.3275911f * 0.7071067812f * size);
+    Vector<float> p = t * 1.061405429f - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    Vector<float> tail = 0.5f * p * t * e;
+    return {z > 0 ? 1.0f - tail : tail, 0.3989422804f * e};
+}
+
+INLINE Normal<double> normal(Vector<double> z) {
+    Normal<double> o;
+    for (long i = 0; i < LANES<double>; i++) {
+        o.cdf[i] = 0.5 * std::erfc(-z[i] * M_SQRT1_2);
+        o.pdf[i] = std::exp(-0.5 * z[i] * z[i]) * 0.5 * M_SQRT1_2 * M_2_SQRTPI;
+    }
+    return o;
+}
+
+// ---- walking over a row --------------------------------------------------------------------------
+
+template <class T> INLINE Vector<T> load(const T *p, long n) {
+    if (n >= LANES<T>) return load<T>(p);
+    Vector<T> x = {};
+    for (long i = 0; i < n; i++) x[i] = p[i];
+    return x;
+}
+template <class T> INLINE void store(T *p, Vector<T> x, long n) {
+    if (n >= LANES<T>) return store<T>(p, x);
+    for (long i = 0; i < n; i++) p[i] = x[i];
+}
+template <class T> INLINE T sum(Vector<T> x) {
+    T s = 0;
+    for (long i = 0; i < LANES<T>; i++) s += x[i];
+    return s;
+}
+#define ALONG(i, n) for (long i = 0; i < (n); i += LANES<T>)
+
+// ---- kernels -------------------------------------------------------------------------------------
+
+// h = s / length, length = sqrt(|s|^2 + small)
+template <class T> static void hidden_forward(Arguments a) {
+    long rows = a.size(), n = a.size();
+    auto z = a.tensor<const T>(), h = a.tensor<T>(), length = a.tensor<T>();
+    ALL_ROWS(a) for (long t = 0; t < rows; t++) {
+        const T *in = &z.at(g)(t, 0);
+        T *out = &h.at(g)(t, 0);
+        Vector<T> squares = {};
+        ALONG(i, n) {
+            Vector<T> x = load<T>(in + i, n - i), s = x * normal(x).cdf;
+            squares += s * s;
+            store<T>(out + i, s, n - i);
+        }
+        T found = std::sqrt(sum<T>(squares) + T(SMALL));
+        length.at(g)(t, 0) = found;
+        scaled<T>(n, 1 / found, out, out);
+    }
+}
+KERNEL(hidden_forward)
+
+template <class T> static void hidden_backward(Arguments a) {
+    long rows = a.size(), n = a.size();
+    auto dh = a.tensor<const T>(), d_length = a.tensor<const T>(), z = a.tensor<const T>();
+    auto h = a.tensor<const T>(), length = a.tensor<const T>();
+    auto dz = a.tensor<T>();
+    ALL_ROWS(a) for (long t = 0; t < rows; t++) {
+        const T *given = &dh.at(g)(t, 0), *unit = &h.at(g)(t, 0), *in = &z.at(g)(t, 0);
+        T *out = &dz.at(g)(t, 0), found = length.at(g)(t, 0);
+        T along = dot<T>(n, unit, given) - (d_length ? d_length.at(g)(t, 0) * found : T(0));
+        ALONG(i, n) {
+            long left = n - i;
+            Vector<T> x = load<T>(in + i, left);
+            Vector<T> ds = (load<T>(given + i, left) - along * load<T>(unit + i, left)) / found;
+            auto p = normal(x);
+            store<T>(out + i, ds * (p.cdf + x * p.pdf), left);
+        }
+    }
+}
+KERNEL(hidden_backward)
+
+// d = u / (1 + |u|), u = gelu'(z) (dh - h <h, dh>) / length
+template <class T> static void taught_forward(Arguments a) {
+    long rows = a.size(), n = a.size();
+    auto dh = a.tensor<const T>(), h = a.tensor<const T>(), length = a.tensor<const T>();
+    auto z = a.tensor<const T>(), d = a.tensor<T>(), norm = a.tensor<T>();
+    ALL_ROWS(a) for (long t = 0; t < rows; t++) {
+        const T *given = &dh.at(g)(t, 0), *unit = &h.at(g)(t, 0), *in = &z.at(g)(t, 0);
+        T *out = &d.at(g)(t, 0), share = 1 / length.at(g)(t, 0), along = dot<T>(n, unit, given);
+        Vector<T> squares = {};
+        ALONG(i, n) {
+            long left = n - i;
+            Vector<T> x = load<T>(in + i, left);
+            Vector<T> w = (load<T>(given + i, left) - along * load<T>(unit + i, left)) * share;
+            auto p = normal(x);
+            w *= p.cdf + x * p.pdf;
+            squares += w * w;
+            store<T>(out + i, w, left);
+        }
+        T found = norm.at(g)(t, 0) = std::sqrt(sum<T>(squares));
+        scaled<T>(n, 1 / (1 + found), out, out);
+    }
+}
+KERNEL(taught_forward)
+
+// With w = dh / length behind the projection, s = gelu'(z) and c = gelu''(z):
+// du = g / (1 + |u|) - d <d, g> / |u|, and from there back through s and the projection.
+template <class T> static void taught_backward(Arguments a) {
+    long rows = a.size(), n = a.size();
+    auto dd = a.tensor<const T>(), d = a.tensor<const T>(), norm = a.tensor<const T>();
+    auto dh = a.tensor<const T>(), h = a.tensor<const T>(), length = a.tensor<const T>();
+    auto z = a.tensor<const T>();
+    auto d_dh = a.tensor<T>(), d_h = a.tensor<T>(), d_length = a.tensor<T>();
+    auto d_z = a.tensor<T>();
+    ALL_ROWS(a) {
+        Room room;
+        T *back = room.numbers<T>(n);
+        for (long t = 0; t < rows; t++) {
+            const T *taught = &d.at(g)(t, 0), *asked = &dd.at(g)(t, 0), *in = &z.at(g)(t, 0);
+            const T *given = &dh.at(g)(t, 0), *unit = &h.at(g)(t, 0);
+            T *to_given = &d_dh.at(g)(t, 0), *to_unit = &d_h.at(g)(t, 0);
+            T *to_z = &d_z.at(g)(t, 0);
+            T share = 1 / length.at(g)(t, 0), along = dot<T>(n, unit, given);
+            T found = norm.at(g)(t, 0), shorter = 1 / (1 + found);
+            T bound = dot<T>(n, taught, asked) / (found > T(TINY) ? found : T(TINY));
+            Vector<T> over = {}, through = {};
+            ALONG(i, n) {
+                long left = n - i;
+                Vector<T> x = load<T>(in + i, left), e = load<T>(unit + i, left);
+                Vector<T> w = (load<T>(given + i, left) - along * e) * share;
+                auto p = normal(x);
+                Vector<T> du = load<T>(asked + i, left) * shorter;
+                du -= bound * load<T>(taught + i, left);
+                Vector<T> dw = du * (p.cdf + x * p.pdf) * share;
+                store<T>(to_z + i, du * w * p.pdf * (2 - x * x), left);
+                store<T>(back + i, dw, LANES<T>);
+                over += e * dw;
+                through += w * dw;
+            }
+            T inside = sum<T>(over);
+            d_length.at(g)(t, 0) = -sum<T>(through);
+            ALONG(i, n) {
+                long left = n - i;
+                Vector<T> dw = load<T>(back + i), e = load<T>(unit + i, left);
+                store<T>(to_given + i, dw - inside * e, left);
+                store<T>(to_unit + i, -along * dw - inside * load<T>(given + i, left), left);
+            }
+        }
+    }
+}
+KERNEL(taught_backward)

@@ -1,0 +1,162 @@
+// Newton-Schulz by the Gram matrix.   optimizers.py
+#pragma once
+
+// C = A B, or C + A B, from the diagonal on.
+template <class T>
+static void lower(long m, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
+                  bool add = false) {
+    for (long j = 0; j < m; j += WIDE<T>) {
+        long wide = m - j < WIDE<T> ? m - j : WIDE<T>;
+        product<T>(m - j, wide, k, a.from(j), b.from(0, j), c.from(j, j), add);
+    }
+}
+
+// What stands above the diagonal's panels, from what stands below.
+template <class T> static void mirror(long m, Matrix<T> c) {
+    constexpr long L = LANES<T>, W = WIDE<T>;
+    for (long j = 0; j < m; j += W)
+        for (long i = j + W; i < m; i += L)
+            for (long x = j; x < j + W; x += L) {
+                if (i + L <= m) {
+                    Vector<T> r[L];
+#pragma GCC unroll 16
+                    for (long y = 0; y < L; y++) r[y] = load<T>(&c(i + y, x));
+                    turn<T>(r);
+#pragma GCC unroll 16
+                    for (long y = 0; y < L; y++) store<T>(&c(x + y, i), r[y]);
+                } else {
+                    for (long y = i; y < m; y++)
+                        for (long l = x; l < x + L; l++) c(l, y) = c(y, l);
+                }
+            }
+}
+
+// C = A B, known to be symmetric.
+template <class T>
+static void symmetric(long m, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c) {
+    lower<T>(m, k, a, b, c);
+    mirror<T>(m, c);
+}
+
+// o = p x + q y, of square matrices
+template <class T>
+static void mixed(long m, T p, Matrix<const T> x, T q, Matrix<const T> y, Matrix<T> o) {
+    for (long i = 0; i < m; i++) {
+        const T *left = &x(i, 0), *right = &y(i, 0);
+        T *out = &o(i, 0);
+        for (long j = 0; j < m; j++) out[j] = p * left[j] + q * right[j];
+    }
+}
+
+// o = p (x + x^T)
+template <class T> static void both_halves(long m, T p, Matrix<const T> x, Matrix<T> o) {
+    for (long i = 0; i < m; i++)
+        for (long j = 0; j <= i; j++) o(i, j) = o(j, i) = p * (x(i, j) + x(j, i));
+}
+
+// y = K s, or y + K s, K symmetric; numbers of a row or of a column of y lie side by side.
+template <class T>
+static void onto(long m, long n, Matrix<const T> K, Matrix<const T> s, Matrix<T> y,
+                 bool add = false) {
+    if (y.column == 1)
+        product<T>(m, n, m, K, s, y, add);
+    else
+        product<T>(n, m, m, s.turned(), K, y.turned(), add);
+}
+
+// What an iteration leaves behind: A, R = a + bA + cA^2, Q before it and AR.
+template <class T> struct Iterations {
+    Matrix<T> kept;
+    long m;
+    Matrix<T> A(long i) const { return kept.from(4 * i * m); }
+    Matrix<T> R(long i) const { return kept.from((4 * i + 1) * m); }
+    Matrix<T> Q(long i) const { return kept.from((4 * i + 2) * m); }
+    Matrix<T> AR(long i) const { return kept.from((4 * i + 3) * m); }
+};
+
+// Q <- RQ, A <- RAR; K [m, m], length of S behind it. S [m, n], m <= n.
+template <class T> static void orthogonal_forward(Arguments a) {
+    long m = a.size(), n = a.size(), steps = a.size();
+    T p = a.number(), q = a.number(), r = a.number();  // a, b, c
+    auto S = a.tensor<const T>(), Y = a.tensor<T>(), K = a.tensor<T>(), length = a.tensor<T>();
+    auto kept = a.tensor<T>();
+    ALL_ROWS(a) {
+        Room room;
+        auto s = S.at(g);
+        auto last = K.at(g), own = kept ? kept.at(g) : room.matrix<T>(4 * steps * m, m);
+        Iterations<T> it = {own, m};
+        symmetric<T>(m, n, s, s.turned(), it.A(0));
+        T squares = 0;
+        for (long i = 0; i < m; i++) squares += it.A(0)(i, i);
+        T found = std::sqrt(squares), size = found + T(SMALLEST);
+        length.at(g)(0, 0) = found;
+        weigh<T>(m, m, 1 / (size * size), fixed(it.A(0)), it.A(0));
+        for (long i = 0; i < steps; i++) {
+            auto A = fixed(it.A(i)), R = fixed(it.R(i));
+            bool ends = i + 1 == steps;
+            symmetric<T>(m, m, A, A, it.R(i));
+            mixed<T>(m, q, A, r, R, it.R(i));
+            for (long j = 0; j < m; j++) it.R(i)(j, j) += p;
+            auto Q = ends ? last : it.Q(i + 1);
+            if (i)
+                symmetric<T>(m, m, R, fixed(it.Q(i)), Q);
+            else
+                weigh<T>(m, m, 1, R, Q);
+            if (ends) break;
+            symmetric<T>(m, m, A, R, it.AR(i));
+            symmetric<T>(m, m, R, fixed(it.AR(i)), it.A(i + 1));
+        }
+        weigh<T>(m, m, 1 / size, fixed(last), last);
+        onto<T>(m, n, fixed(last), s, Y.at(g));
+    }
+}
+KERNEL(orthogonal_forward)
+
+// Q is a polynomial of the symmetric A, whose derivative is its own adjoint: what a change of Q
+// asks of A is what the same change of A would do to Q, iteration by iteration.
+template <class T> static void orthogonal_backward(Arguments a) {
+    long m = a.size(), n = a.size(), steps = a.size();
+    a.number();
+    T q = a.number(), r = a.number();
+    auto dY = a.tensor<const T>(), S = a.tensor<const T>(), K = a.tensor<const T>();
+    auto length = a.tensor<const T>(), kept = a.tensor<const T>();
+    auto dS = a.tensor<T>();
+    ALL_ROWS(a) {
+        Room room;
+        auto s = S.at(g), dy = dY.at(g), last = K.at(g);
+        T found = length.at(g)(0, 0), size = found + T(SMALLEST);
+        Iterations<const T> it = {kept.at(g), m};
+        auto dA = room.matrix<T>(m, m), dQ = room.matrix<T>(m, m), dR = room.matrix<T>(m, m);
+        auto made = room.matrix<T>(m, m), next = room.matrix<T>(m, m);
+        product<T>(m, m, n, dy, s.turned(), made);
+        both_halves<T>(m, T(0.5) / size, fixed(made), dA);
+        T d_size = 0;
+        for (long i = 0; i < m; i++) d_size -= dot<T>(m, &dA(i, 0), &last(i, 0));
+        for (long i = 0; i < steps; i++) {
+            auto A = it.A(i), R = it.R(i);
+            product<T>(m, m, m, A, fixed(dA), made);
+            both_halves<T>(m, r, fixed(made), dR);
+            mixed<T>(m, q, fixed(dA), 1, fixed(dR), dR);
+            if (i) {
+                lower<T>(m, m, R, fixed(dQ), next);
+                lower<T>(m, m, fixed(dR), it.Q(i), next, true);
+                mirror<T>(m, next);
+                std::swap(next, dQ);
+            } else {
+                weigh<T>(m, m, 1, fixed(dR), dQ);
+            }
+            if (i + 1 == steps) break;
+            product<T>(m, m, m, fixed(dR), it.AR(i), made);
+            both_halves<T>(m, 1, fixed(made), next);
+            product<T>(m, m, m, R, fixed(dA), made);
+            symmetric<T>(m, m, fixed(made), R, dA);
+            mixed<T>(m, 1, fixed(dA), 1, fixed(next), dA);
+        }
+        for (long i = 0; i < m; i++) d_size -= 2 / size * dot<T>(m, &dQ(i, 0), &it.A(0)(i, 0));
+        weigh<T>(m, m, 2 / (size * size), fixed(dQ), dQ);
+        for (long i = 0; i < m; i++) dQ(i, i) += found > 0 ? d_size / found : T(0);
+        onto<T>(m, n, last, dy, dS.at(g));
+        onto<T>(m, n, fixed(dQ), s, dS.at(g), true);
+    }
+}
+KERNEL(orthogonal_backward)
