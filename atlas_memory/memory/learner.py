@@ -210,18 +210,18 @@ def hidden_of(spec: MemorySpec, streams: Sequence[Tensor], at: Steps) -> Hidden:
 
 
 def _asked(phi_q: Tensor, left: Tensor, first: Tensors, forgets: bool) -> Tensors:
-    """Queries times what is left of H, and what they find in (1 - left) H_0 of every matrix."""
+    """Queries times what is left of H - H_0, and what they find in H_0 of every matrix; without
+    forgetting they read H itself.
+    """
     if not forgets:
         return (phi_q,)
     left = left[:, : phi_q.shape[1]]  # streams are filled up to whole blocks
-    lost = 1 - left
-    return (left * phi_q, *(lost * bmm(phi_q, w.mT) for w in first))
+    return (left * phi_q, *(bmm(phi_q, w.mT) for w in first))
 
 
-def _found(asked: Tensors, n: int, H: Tensor) -> Tensor:
-    """(left H + (1 - left) H_0) phi(q) of matrix n."""
-    x, *newborn = asked
-    return baddbmm(newborn[n], x, H.mT) if newborn else bmm(x, H.mT)
+def _moved(H: Tensor, first: Tensor, forgets: bool) -> Tensor:
+    """What queries of `_asked` read."""
+    return H - first if forgets else H
 
 
 def _left(first: Tensor, H: Tensor, share: Tensor, forgets: bool) -> Tensor:
@@ -240,12 +240,12 @@ class Summed:
     def move(
         self, now: Learner, first: Tensors, asked: Tensors, pairs: Written, count: Tensor | None
     ) -> Moved:
-        (phi_q, *kept), c = asked, self.coefficients
+        (phi_q, x, *newborn), c = asked, self.coefficients
         weighted = c.C * bmm(phi_q, pairs[0][1].mT)
-        z = tuple(
-            baddbmm(_found(tuple(kept), n, w), weighted, d)
-            for n, (w, (d, _)) in enumerate(zip(now.H, pairs, strict=True))
-        )
+        read = [_moved(w, f, self.forgets).mT for w, f in zip(now.H, first, strict=True)]
+        kept = [baddbmm(z, x, w) for z, w in zip(newborn, read, strict=True)] if newborn else None
+        kept = [bmm(x, w) for w in read] if kept is None else kept
+        z = tuple(baddbmm(y, weighted, d) for y, (d, _) in zip(kept, pairs, strict=True))
         if c.B is not None:
             z = tuple(x + c.B * bmm(phi_q, r.mT) for x, r in zip(z, now.R, strict=True))
         return Moved(z, *self._end(now, first, pairs, count))
@@ -294,7 +294,8 @@ class MuonSteps:
             made = orthogonal(self.optimizer, momenta)
             parts = zip(now.H, first, made, strict=True)
             stepped = [torch.cat([w[:, None], self._behind(w, f, n)], 1) for w, f, n in parts]
-        z = tuple(self._runs(asked, n, w) for n, w in enumerate(stepped))
+        read = (_moved(w, f[:, None], self.forgets) for w, f in zip(stepped, first, strict=True))
+        z = tuple(self._runs(asked, n, w) for n, w in enumerate(read))
         H = tuple(self._end(w, f, count) for w, f in zip(stepped, first, strict=True))
         if momenta is not None and count is None and self._steps_last:
             return Moved(z, H, tuple(r[:, -1] for r in momenta))
@@ -325,16 +326,12 @@ class MuonSteps:
 
     def _runs(self, asked: Tensors, n: int, stepped: Tensor) -> Tensor:
         """Every query with the matrix of the last step before it: a few long runs, or one each."""
-        x, m = asked[0], asked[0].shape[1]
+        x, newborn = asked[0], asked[1 + n] if len(asked) > 1 else None
         if len(self.at) <= FEW:
-            return self.at.runs(
-                m,
-                stepped.unbind(1),
-                lambda begin, end, w: _found(tuple(a[:, begin:end] for a in asked), n, w),
-            )
+            return self.at.runs(x, newborn, stepped.unbind(1))
         rows = torch.arange(len(stepped), device=x.device)[:, None]
-        z = (stepped[rows, self.at.number(m, x.device)] @ x[..., None])[..., 0]
-        return z + asked[1 + n] if len(asked) > 1 else z
+        z = (stepped[rows, self.at.number(x.shape[1], x.device)] @ x[..., None])[..., 0]
+        return z if newborn is None else z + newborn
 
     def _end(self, stepped: Tensor, first: Tensor, count: Tensor | None) -> Tensor:
         if count is None:

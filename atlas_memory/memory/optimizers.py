@@ -158,11 +158,14 @@ def newton_schulz(
     if steps > 0 and S.shape[-1] > 2 * S.shape[-2]:
         return _ByGram.run(flat, steps, *coefficients).reshape(S.shape)
     X = flat / (torch.linalg.vector_norm(flat, dim=(-2, -1), keepdim=True) + SMALLEST)
-    return _Direct.run(X, steps, *coefficients).reshape(S.shape)
+    X = _Direct.run(X, steps, *coefficients) if steps > 0 else X
+    return X.reshape(S.shape)
 
 
 class _Direct(OwnBackward):
     """X <- aX + BX, B = bA + cA^2, A = XX^T, and its backward with A and B symmetric."""
+
+    native = native.Direct
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, steps: int, *coefficients: float) -> Tensor:
@@ -276,7 +279,6 @@ def orthogonal(optimizer: Optimizer, S: list[Tensor]) -> list[Tensor]:
 # ---- the tokens of a block that step -------------------------------------------------------------
 
 
-Found = Callable[[int, int, Tensor], Tensor]
 FEW = 4  # steps of a block that are worth a product of their own
 
 
@@ -285,9 +287,9 @@ class Steps(Protocol):
 
     rows: x [g, m, ..] there. number: how many steps a token has behind it, its own included.
     since: what is left at a token of the last step before it, or of the block's start, from what
-    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: every query with
-    the matrix of the last step before it, through `found(begin, end, matrix)`. last: whether the
-    last token steps in all rows.
+    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: W x of every query
+    x [g, m, in] with the matrix of the last step before it, onto `z` if there is one. last:
+    whether the last token steps in all rows.
     """
 
     def __len__(self) -> int: ...
@@ -295,7 +297,7 @@ class Steps(Protocol):
     def rows(self, x: Tensor) -> Tensor: ...
     def number(self, m: int, device: torch.device) -> Tensor: ...
     def since(self, A: Tensor, columns: Tensor) -> Tensor: ...
-    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor: ...
+    def runs(self, x: Tensor, z: Tensor | None, stepped: Tensors) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -323,10 +325,8 @@ class Alike:
         parts = [x[:, begin:end] for x, (begin, end) in zip(kept, pairwise(cuts), strict=True)]
         return torch.cat(parts, dim=1)
 
-    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
-        runs = zip(pairwise([0, *self.at, m]), stepped, strict=True)
-        parts = [found(begin, end, w) for (begin, end), w in runs if begin < end]
-        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+    def runs(self, x: Tensor, z: Tensor | None, stepped: Tensors) -> Tensor:
+        return _ReadStretches.run((0, *self.at, x.shape[1]), x, z, *stepped)
 
 
 @dataclass(frozen=True)
@@ -358,11 +358,41 @@ class Apart:
         number = self.number(A.shape[1], A.device)
         return torch.cat([A, columns], dim=2).gather(2, number[..., None])
 
-    def runs(self, m: int, stepped: Tensors, found: Found) -> Tensor:
-        z, number = found(0, m, stepped[0]), self.number(m, stepped[0].device)[..., None]
-        for n, w in enumerate(stepped[1:]):
-            z = torch.where(number > n, found(0, m, w), z)
-        return z
+    def runs(self, x: Tensor, z: Tensor | None, stepped: Tensors) -> Tensor:
+        number = self.number(x.shape[1], x.device)[..., None]
+        found = [bmm(x, w.mT) if z is None else baddbmm(z, x, w.mT) for w in stepped]
+        last = found[0]
+        for n, later in enumerate(found[1:]):
+            last = torch.where(number > n, later, last)
+        return last
+
+
+class _ReadStretches(OwnBackward):
+    """z + W x of a few stretches of tokens, each with a matrix of its own; z may be None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cuts: tuple[int, ...], x: Tensor, z: Tensor | None, *matrices: Tensor
+    ) -> Tensor:
+        ctx.cuts, ctx.onto = cuts, z is not None
+        ctx.save_for_backward(x, *matrices)
+        out = x.new_zeros(*x.shape[:2], matrices[0].shape[1]) if z is None else z.clone()
+        for (begin, end), w in zip(pairwise(cuts), matrices, strict=True):
+            if begin < end:
+                baddbmm_(out[:, begin:end], x[:, begin:end], w.mT)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
+        x, *matrices = ctx.saved_tensors
+        dx, made = torch.zeros_like(x), []
+        for (begin, end), w in zip(pairwise(ctx.cuts), matrices, strict=True):
+            here = dz[:, begin:end]
+            made.append(bmm(here.mT, x[:, begin:end]))
+            if begin < end:
+                baddbmm_(dx[:, begin:end], here, w)
+        return None, dx, dz if ctx.onto else None, *made
 
 
 Optimizer = GradientDescent | Momentum | Muon | Implicit

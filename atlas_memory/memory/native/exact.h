@@ -24,13 +24,47 @@ struct Run {
 
     // o[u] = found[pair of u] for the unknowns of the first n tokens.
     template <class T> void deal(long n, const T *found, T *o) const {
-        for (long s = 0; s < n; s++)
-            for (long j = 0; j < c; j++) o[s * c + j] = found[s + c - 1 - j];
+        switch (c) {
+        case 1: return dealt<T, 1>(n, 1, found, o);
+        case 2: return dealt<T, 2>(n, 2, found, o);
+        case 4: return dealt<T, 4>(n, 4, found, o);
+        default: return dealt<T, 0>(n, c, found, o);
+        }
     }
     // The inverse: what unknowns give to their pairs, added up.
     template <class T> void gather(long n, const T *given, T *o) const {
+        switch (c) {
+        case 1: return gathered<T, 1>(n, 1, given, o);
+        case 2: return gathered<T, 2>(n, 2, given, o);
+        case 4: return gathered<T, 4>(n, 4, given, o);
+        default: return gathered<T, 0>(n, c, given, o);
+        }
+    }
+
+  private:
+    // C: the window where a compiler should know it, or 0.
+    template <class T, int C>
+    static void dealt(long n, long window, const T *__restrict found, T *__restrict o) {
+        const long c = C ? C : window;
         for (long s = 0; s < n; s++)
-            for (long j = 0; j < c; j++) o[s + c - 1 - j] += given[s * c + j];
+            for (long j = 0; j < c; j++) o[s * c + j] = found[s + c - 1 - j];
+    }
+    template <class T, int C>
+    static void gathered(long n, long window, const T *__restrict given, T *__restrict o) {
+        const long c = C ? C : window;
+        auto some = [&](long p) {  // near the ends, where steps have no pair or pairs no step
+            for (long j = 0; j < c; j++) {
+                long s = p - c + 1 + j;
+                if (s >= 0 && s < n) o[p] += given[s * c + j];
+            }
+        };
+        for (long p = 0; p < c - 1; p++) some(p);
+        for (long p = c - 1; p < n; p++) {
+            T sum = 0;
+            for (long j = 0; j < c; j++) sum += given[(p - c + 1 + j) * c + j];
+            o[p] += sum;
+        }
+        for (long p = n > c - 1 ? n : c - 1; p < n + c - 1; p++) some(p);
     }
 };
 
@@ -70,9 +104,11 @@ template <class T>
 static void system_of(const Run &r, Matrix<const T> before, Matrix<const T> G, Matrix<T> N) {
     for (long u = 0; u < r.unknowns; u++) {
         long t = u / r.c, earlier = t * r.c;
-        r.deal<T>(t, &G(r.pair(u), 0), &N(u, 0));
-        for (long i = 0; i < earlier; i++) N(u, i) *= -before(t, i);
-        clear<T>(r.unknowns - earlier, &N(u, earlier));
+        const T *weights = &before(t, 0);
+        T *o = &N(u, 0);
+        r.deal<T>(t, &G(r.pair(u), 0), o);
+        for (long i = 0; i < earlier; i++) o[i] *= -weights[i];
+        clear<T>(u - earlier, o + earlier);
     }
 }
 
@@ -132,10 +168,11 @@ template <class T> static void exact_forward(Arguments a) {
             for (long u = 0; u < r.unknowns; u++) {
                 const T *weights = &b(u / c, 0), *target = &v.at(g)(r.begin + r.pair(u), 0);
                 const T *said = &p(r.pair(u), 0);
-                for (long k = 0; k < dv; k++) out(u, k) = target[k] - weights[k] * said[k];
+                T *error = &out(u, 0);
+                for (long k = 0; k < dv; k++) error[k] = target[k] - weights[k] * said[k];
                 if (s.momentum) {
                     said = &P_S.at(g)(i * s.pairs() + r.pair(u), 0);
-                    for (long k = 0; k < dv; k++) out(u, k) -= weights[dv + k] * said[k];
+                    for (long k = 0; k < dv; k++) error[k] -= weights[dv + k] * said[k];
                 }
             }
             system_of<T>(r, b.from(0, old), fixed(found), N);
@@ -237,9 +274,11 @@ static void system_backward(const Run &r, Matrix<const T> before, Matrix<const T
     for (long u = r.c; u < r.unknowns; u++) {
         long t = u / r.c, earlier = t * r.c, p = r.pair(u);
         r.deal<T>(t, &G(p, 0), row);
+        const T *given = &found(u, 0), *weights = &before(t, 0);
+        T *to_weights = &d_before(t, 0);
         for (long i = 0; i < earlier; i++) {
-            d_before(t, i) -= found(u, i) * row[i];
-            row[i] = -found(u, i) * before(t, i);
+            to_weights[i] -= given[i] * row[i];
+            row[i] = -given[i] * weights[i];
         }
         r.gather<T>(t, row, &dG(p, 0));
     }

@@ -175,6 +175,31 @@ class Orthogonal(Function):
         return dS, *(None,) * 4
 
 
+class Direct(Function):
+    """Newton-Schulz of X [g, m, n], m <= n and no longer than 1, by products of X itself."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, steps: int, *coefficients: float) -> Tensor:
+        g, m, n = X.shape
+        X = X if 1 in X.stride()[1:] else X.contiguous()
+        Y, later = torch.empty_like(X), X.new_empty(g, (steps - 1) * m, n)
+        kept = X.new_empty(g, 2 * steps * m, m)
+        sizes = m, n, steps, *coefficients
+        call("direct_forward", sizes, X, Y, later, kept)
+        if ctx is not None:
+            ctx.sizes = sizes
+            ctx.save_for_backward(X, later, kept)
+        return Y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
+        X, later, kept = ctx.saved_tensors
+        dX = torch.empty_like(X)
+        call("direct_backward", ctx.sizes, dY, X, later, kept, dX)
+        return dX, *(None,) * 4
+
+
 # ---- runs.py -------------------------------------------------------------------------------------
 
 

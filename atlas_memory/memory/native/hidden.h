@@ -67,22 +67,24 @@ template <class T> INLINE T sum(Vector<T> x) {
 
 // ---- kernels -------------------------------------------------------------------------------------
 
-// h = s / length, length = sqrt(|s|^2 + small)
+// h = s / length, length = sqrt(|s|^2 + small), which is returned
+template <class T> static T unit(long n, const T *z, T *h) {
+    Vector<T> squares = {};
+    ALONG(i, n) {
+        Vector<T> x = load<T>(z + i, n - i), s = x * normal(x).cdf;
+        squares += s * s;
+        store<T>(h + i, s, n - i);
+    }
+    T length = std::sqrt(sum<T>(squares) + T(SMALL));
+    scaled<T>(n, 1 / length, h, h);
+    return length;
+}
+
 template <class T> static void hidden_forward(Arguments a) {
     long rows = a.size(), n = a.size();
     auto z = a.tensor<const T>(), h = a.tensor<T>(), length = a.tensor<T>();
     ALL_ROWS(a) for (long t = 0; t < rows; t++) {
-        const T *in = &z.at(g)(t, 0);
-        T *out = &h.at(g)(t, 0);
-        Vector<T> squares = {};
-        ALONG(i, n) {
-            Vector<T> x = load<T>(in + i, n - i), s = x * normal(x).cdf;
-            squares += s * s;
-            store<T>(out + i, s, n - i);
-        }
-        T found = std::sqrt(sum<T>(squares) + T(SMALL));
-        length.at(g)(t, 0) = found;
-        scaled<T>(n, 1 / found, out, out);
+        length.at(g)(t, 0) = unit<T>(n, &z.at(g)(t, 0), &h.at(g)(t, 0));
     }
 }
 KERNEL(hidden_forward)
@@ -107,26 +109,31 @@ template <class T> static void hidden_backward(Arguments a) {
 }
 KERNEL(hidden_backward)
 
-// d = u / (1 + |u|), u = gelu'(z) (dh - h <h, dh>) / length
+// d = u / (1 + |u|), u = gelu'(z) (dh - h <h, dh>) / length; |u| is returned
+template <class T> static T taught(long n, const T *dh, const T *h, T length, const T *z, T *d) {
+    T share = 1 / length, along = dot<T>(n, h, dh);
+    Vector<T> squares = {};
+    ALONG(i, n) {
+        long left = n - i;
+        Vector<T> x = load<T>(z + i, left);
+        Vector<T> w = (load<T>(dh + i, left) - along * load<T>(h + i, left)) * share;
+        auto p = normal(x);
+        w *= p.cdf + x * p.pdf;
+        squares += w * w;
+        store<T>(d + i, w, left);
+    }
+    T found = std::sqrt(sum<T>(squares));
+    scaled<T>(n, 1 / (1 + found), d, d);
+    return found;
+}
+
 template <class T> static void taught_forward(Arguments a) {
     long rows = a.size(), n = a.size();
     auto dh = a.tensor<const T>(), h = a.tensor<const T>(), length = a.tensor<const T>();
     auto z = a.tensor<const T>(), d = a.tensor<T>(), norm = a.tensor<T>();
     ALL_ROWS(a) for (long t = 0; t < rows; t++) {
-        const T *given = &dh.at(g)(t, 0), *unit = &h.at(g)(t, 0), *in = &z.at(g)(t, 0);
-        T *out = &d.at(g)(t, 0), share = 1 / length.at(g)(t, 0), along = dot<T>(n, unit, given);
-        Vector<T> squares = {};
-        ALONG(i, n) {
-            long left = n - i;
-            Vector<T> x = load<T>(in + i, left);
-            Vector<T> w = (load<T>(given + i, left) - along * load<T>(unit + i, left)) * share;
-            auto p = normal(x);
-            w *= p.cdf + x * p.pdf;
-            squares += w * w;
-            store<T>(out + i, w, left);
-        }
-        T found = norm.at(g)(t, 0) = std::sqrt(sum<T>(squares));
-        scaled<T>(n, 1 / (1 + found), out, out);
+        norm.at(g)(t, 0) = taught<T>(n, &dh.at(g)(t, 0), &h.at(g)(t, 0), length.at(g)(t, 0),
+                                     &z.at(g)(t, 0), &d.at(g)(t, 0));
     }
 }
 KERNEL(taught_forward)

@@ -1,4 +1,4 @@
-// Newton-Schulz by the Gram matrix.   optimizers.py
+// Newton-Schulz, of the matrix itself and by its Gram matrix.   optimizers.py
 #pragma once
 
 // C = A B, or C + A B, from the diagonal on.
@@ -160,3 +160,62 @@ template <class T> static void orthogonal_backward(Arguments a) {
     }
 }
 KERNEL(orthogonal_backward)
+
+// What an iteration of the matrix itself leaves behind: X before it, A = XX^T and R.
+template <class T> struct Direct {
+    Matrix<const T> first;
+    Matrix<T> later, kept;
+    long m;
+    Matrix<const T> X(long i) const { return i ? fixed(later.from((i - 1) * m)) : first; }
+    Matrix<T> A(long i) const { return kept.from(2 * i * m); }
+    Matrix<T> R(long i) const { return kept.from((2 * i + 1) * m); }
+};
+
+// X <- RX, R = a + bA + cA^2, A = XX^T. X [m, n], m <= n, one step at least.
+template <class T> static void direct_forward(Arguments a) {
+    long m = a.size(), n = a.size(), steps = a.size();
+    T p = a.number(), q = a.number(), r = a.number();  // a, b, c
+    auto X = a.tensor<const T>(), Y = a.tensor<T>(), later = a.tensor<T>(), kept = a.tensor<T>();
+    ALL_ROWS(a) {
+        Direct<T> it = {X.at(g), later.at(g), kept.at(g), m};
+        for (long i = 0; i < steps; i++) {
+            auto x = it.X(i);
+            symmetric<T>(m, n, x, x.turned(), it.A(i));
+            symmetric<T>(m, m, fixed(it.A(i)), fixed(it.A(i)), it.R(i));
+            mixed<T>(m, q, fixed(it.A(i)), r, fixed(it.R(i)), it.R(i));
+            for (long j = 0; j < m; j++) it.R(i)(j, j) += p;
+            onto<T>(m, n, fixed(it.R(i)), x, i + 1 < steps ? it.later.from(i * m) : Y.at(g));
+        }
+    }
+}
+KERNEL(direct_forward)
+
+// With D = dX X^T and its transpose: dX <- R dX + (bD + c(DA + AD)) X.
+template <class T> static void direct_backward(Arguments a) {
+    long m = a.size(), n = a.size(), steps = a.size();
+    a.number();
+    T q = a.number(), r = a.number();
+    auto dY = a.tensor<const T>(), X = a.tensor<const T>();
+    auto later = a.tensor<T>(), kept = a.tensor<T>(), dX = a.tensor<T>();
+    ALL_ROWS(a) {
+        Room room;
+        Direct<T> it = {X.at(g), later.at(g), kept.at(g), m};
+        auto D = room.matrix<T>(m, m), DA = room.matrix<T>(m, m), made = room.matrix<T>(m, m);
+        auto next = room.matrix<T>(m, n), other = room.matrix<T>(m, n);
+        auto given = dY.at(g);
+        for (long i = steps - 1; i >= 0; i--) {
+            auto x = it.X(i);
+            auto out = i ? next : dX.at(g);
+            product<T>(m, m, n, given, x.turned(), made);
+            both_halves<T>(m, 1, fixed(made), D);
+            product<T>(m, m, m, fixed(D), fixed(it.A(i)), made);
+            both_halves<T>(m, r, fixed(made), DA);
+            mixed<T>(m, q, fixed(D), 1, fixed(DA), DA);
+            onto<T>(m, n, fixed(it.R(i)), given, out);
+            onto<T>(m, n, fixed(DA), x, out, true);
+            given = fixed(out);
+            std::swap(next, other);
+        }
+    }
+}
+KERNEL(direct_backward)

@@ -74,32 +74,35 @@ class Room {
     }
 };
 
-template <class T, int M>
+// M rows of C as wide as V vectors.
+template <class T, int M, int V>
 INLINE void tile(long k, Matrix<const T> a, const T *panel, T *c, long row, bool add) {
     constexpr long L = LANES<T>;
-    Vector<T> s[M][2] = {};
+    Vector<T> s[M][V] = {};
     for (long p = 0; p < k; p++) {
-        Vector<T> left = *(const Vector<T> *)(panel + p * WIDE<T>);
-        Vector<T> right = *(const Vector<T> *)(panel + p * WIDE<T> + L);
+        Vector<T> b[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) b[v] = *(const Vector<T> *)(panel + (p * V + v) * L);
 #pragma GCC unroll 16
         for (int i = 0; i < M; i++) {
             T x = a(i, p);
-            s[i][0] += x * left;
-            s[i][1] += x * right;
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) s[i][v] += x * b[v];
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < M; i++) {
-        T *o = c + i * row;
-        store<T>(o, add ? load<T>(o) + s[i][0] : s[i][0]);
-        store<T>(o + L, add ? load<T>(o + L) + s[i][1] : s[i][1]);
-    }
+    for (int i = 0; i < M; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) {
+            T *o = c + i * row + v * L;
+            store<T>(o, add ? load<T>(o) + s[i][v] : s[i][v]);
+        }
 }
 
-template <class T>
+template <class T, int V>
 static void tile_of(long m, long k, Matrix<const T> a, const T *panel, T *c, long row, bool add) {
     switch (m) {
-#define CASE(M) case M: return tile<T, M>(k, a, panel, c, row, add);
+#define CASE(M) case M: return tile<T, M, V>(k, a, panel, c, row, add);
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if ROWS > 6
         CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
@@ -128,63 +131,75 @@ template <class T> INLINE void turn(Vector<T> *r) {
     }
 }
 
-// n <= WIDE columns of b, filled up with zeros.
-template <class T> static void lay(long k, long n, Matrix<const T> b, T *panel) {
-    constexpr long L = LANES<T>, W = WIDE<T>;
+// n <= V vectors of columns of b, filled up with zeros.
+template <class T, int V> static void lay(long k, long n, Matrix<const T> b, T *panel) {
+    constexpr long L = LANES<T>, W = V * L;
     long p = 0;
     if (n == W && b.column == 1) {
-        for (; p < k; p++) {
-            *(Vector<T> *)(panel + p * W) = load<T>(&b(p, 0));
-            *(Vector<T> *)(panel + p * W + L) = load<T>(&b(p, L));
-        }
+        for (; p < k; p++)
+            for (long j = 0; j < W; j += L) *(Vector<T> *)(panel + p * W + j) = load<T>(&b(p, j));
     } else if (n == W && b.row == 1) {
         for (; p + L <= k; p += L)
-            for (long half = 0; half < W; half += L) {
+            for (long j = 0; j < W; j += L) {
                 Vector<T> r[L];
 #pragma GCC unroll 16
-                for (long j = 0; j < L; j++) r[j] = load<T>(&b(p, half + j));
+                for (long i = 0; i < L; i++) r[i] = load<T>(&b(p, j + i));
                 turn<T>(r);
 #pragma GCC unroll 16
-                for (long j = 0; j < L; j++) *(Vector<T> *)(panel + (p + j) * W + half) = r[j];
+                for (long i = 0; i < L; i++) *(Vector<T> *)(panel + (p + i) * W + j) = r[i];
             }
+    } else {
+        for (long i = 0; i < k * W; i += L) *(Vector<T> *)(panel + i) = Vector<T>{};
     }
-    for (; p < k; p++)
-        for (long j = 0; j < W; j++) panel[p * W + j] = j < n ? b(p, j) : T(0);
+    if (b.column == 1) {
+        for (; p < k; p++)
+            for (long j = 0; j < n; j++) panel[p * W + j] = b(p, j);
+    } else {
+        for (long j = 0; j < n; j++)
+            for (long i = p; i < k; i++) panel[i * W + j] = b(i, j);
+    }
 }
 
 constexpr long DEPTH = 512;  // rows of a panel at once
+
+// The columns of C that one panel makes.
+template <class T, int V>
+static void columns(long m, long wide, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
+                    bool add, T *panel) {
+    constexpr long W = V * LANES<T>;
+    lay<T, V>(k, wide, b, panel);
+    for (long i = 0, left = (m + ROWS - 1) / ROWS; left; left--) {
+        long rows = (m - i + left - 1) / left;
+        if (wide == W) {
+            tile_of<T, V>(rows, k, a.from(i), panel, &c(i, 0), c.row, add);
+        } else {
+            alignas(64) T t[ROWS * W];
+            tile_of<T, V>(rows, k, a.from(i), panel, t, W, false);
+            for (long r = 0; r < rows; r++)
+                for (long x = 0; x < wide; x++) {
+                    T &o = c.p[(i + r) * c.row + x];
+                    o = t[r * W + x] + (add ? o : T(0));
+                }
+        }
+        i += rows;
+    }
+}
 
 // C [m, n] = A [m, k] B [k, n], or C + A B. Rows of C lie side by side.
 template <class T>
 static void product(long m, long n, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
                     bool add = false) {
     static thread_local Block kept;
-    constexpr long W = WIDE<T>;
     if (!kept.p) kept.p = aligned_alloc(64, DEPTH * 2 * BYTES);
-    T *panel = (T *)kept.p;
-    long tiles = (m + ROWS - 1) / ROWS;
     if (k == 0 && !add)
         for (long i = 0; i < m; i++)
             for (long j = 0; j < n; j++) c(i, j) = 0;
     for (long p = 0; p < k; p += DEPTH) {
         long deep = k - p < DEPTH ? k - p : DEPTH;
-        bool onto = add || p;
-        for (long j = 0; j < n; j += W) {
-            long wide = n - j < W ? n - j : W;
-            lay<T>(deep, wide, b.from(p, j), panel);
-            for (long i = 0, left = tiles; left; left--) {
-                long rows = (m - i + left - 1) / left;
-                if (wide == W) {
-                    tile_of<T>(rows, deep, a.from(i, p), panel, &c(i, j), c.row, onto);
-                } else {
-                    alignas(64) T t[ROWS * W];
-                    tile_of<T>(rows, deep, a.from(i, p), panel, t, W, false);
-                    for (long r = 0; r < rows; r++)
-                        for (long x = 0; x < wide; x++)
-                            c(i + r, j + x) = t[r * W + x] + (onto ? c(i + r, j + x) : T(0));
-                }
-                i += rows;
-            }
+        for (long j = 0; j < n; j += WIDE<T>) {
+            long wide = n - j < WIDE<T> ? n - j : WIDE<T>;
+            auto way = wide > LANES<T> ? columns<T, 2> : columns<T, 1>;
+            way(m, wide, deep, a.from(0, p), b.from(p, j), c.from(0, j), add || p, (T *)kept.p);
         }
     }
 }
