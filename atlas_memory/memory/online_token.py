@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atlas_memory.memory.architectures import plain
 from atlas_memory.memory.learner import Learner, bounded_back, error, features, of_state, to_state
+from atlas_memory.memory.native import token as native
 from atlas_memory.memory.omega import Gates
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -26,12 +27,50 @@ def read_token(
     if spec.window > 1:
         keys = torch.cat([state.keys, keys], dim=2)
         values = torch.cat([state.values, values], dim=2)
-    phi_k, phi_q = features(spec, keys, q, state.constants)
     opens = _opens(state)
-    H_start = now.H if opens is True else now.H_start
     if isinstance(opens, Tensor):
-        H_start = where(opens, now.H, now.H_start)
-    h, tape = spec.architecture.hidden([plain(w) for w in H_start], phi_k)
+        now = replace(now, H_start=where(opens, now.H, now.H_start))
+    elif opens:
+        now = replace(now, H_start=now.H)
+    read = _by_kernel if native.reads_token(spec, (q, keys, *now.flat(), *initial)) else _by_torch
+    y, after = read((q, keys, values), gates, state, now, initial[1:], opens)
+    return y, one_further(to_state(state, after), keys, values)
+
+
+def _by_kernel(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gates: Gates,
+    state: MemoryState,
+    now: Learner,
+    first: Tensors,
+    opens: Tensor | bool,
+) -> tuple[Tensor, Learner]:
+    """`_by_torch` in one call, but for the step of Muon's, behind which it answers again."""
+    assert gates.hidden is not None
+    spec, (alpha, eta, theta, gamma) = state.spec, gates.complete()
+    scalars = alpha, eta, theta, gates.hidden, gamma
+    y, after = native.read_token(spec, qkv, scalars, now, first[0], opens, state.constants)
+    if not spec.optimizer.orthogonal:
+        return y, after
+    H = _stepped(state, after.H, after.R, gates.hidden[..., None])
+    if H is after.H:
+        return y, after
+    phi_q = features(spec, qkv[1][:, :, :0], qkv[0], state.constants)[1]
+    return _answer(spec, qkv[0], phi_q, after.W[0], H), replace(after, H=H)
+
+
+def _by_torch(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gates: Gates,
+    state: MemoryState,
+    now: Learner,
+    first: Tensors,
+    opens: Tensor | bool,
+) -> tuple[Tensor, Learner]:
+    """The answer, and what is known behind the token. now: with H_start of this token's chunk."""
+    (q, keys, values), spec = qkv, state.spec
+    phi_k, phi_q = features(spec, keys, q, state.constants)
+    h, tape = spec.architecture.hidden([plain(w) for w in now.H_start], phi_k)
     alpha, eta, theta, gamma = (x[..., None] for x in gates.complete())
     # [b, h, 1, c, 1] -> [b, h, c, 1], oldest pair first
     weight = gamma[:, :, 0].flip(2) if spec.window > 1 else gamma[:, :, 0]
@@ -51,13 +90,15 @@ def read_token(
     assert gates.hidden is not None
     H = now.H
     if not keeps:  # bit for bit H where alpha is 1
-        H = tuple(torch.lerp(first, w, alpha) for w, first in zip(H, initial[1:], strict=True))
+        H = tuple(torch.lerp(start, w, alpha) for w, start in zip(H, first, strict=True))
     H, R = _move(state, H, now.R, pairs, (gates.hidden[..., None], theta))
-    h_q, _ = spec.architecture.hidden([plain(w) for w in H], phi_q)
-    y = plus(q, h_q, W.mT) if spec.architecture.residual else h_q @ W.mT
     kept = tuple(x[:, :, 1:] for x in d) if spec.window > 1 else ()
-    after = to_state(state, Learner((W,), S, H, R, H_start, kept))
-    return y, one_further(after, keys, values)
+    return _answer(spec, q, phi_q, W, H), Learner((W,), S, H, R, now.H_start, kept)
+
+
+def _answer(spec: MemorySpec, q: Tensor, phi_q: Tensor, W: Tensor, H: Tensors) -> Tensor:
+    h, _ = spec.architecture.hidden([plain(w) for w in H], phi_q)
+    return plus(q, h, W.mT) if spec.architecture.residual else h @ W.mT
 
 
 def _opens(state: MemoryState) -> Tensor | bool:
@@ -133,12 +174,18 @@ def _move(
     if not optimizer.orthogonal:
         return tuple(plus(w, mu * d, x) for w, (d, x) in zip(H, pairs, strict=True)), R
     R = tuple(onto(theta * r, d, x) for r, (d, x) in zip(R, pairs, strict=True))
+    return _stepped(state, H, R, mu), R
+
+
+def _stepped(state: MemoryState, H: Tensors, R: Tensors, mu: Tensor) -> Tensors:
+    """The hidden matrices behind Muon's step; H itself where none is due."""
+    optimizer = state.spec.optimizer
     if state.phase is not None:
         if (state.phase + 1) % optimizer.period:
-            return H, R
-        return tuple(w + mu * optimizer.orthogonalize(r) for w, r in zip(H, R, strict=True)), R
+            return H
+        return tuple(w + mu * optimizer.orthogonalize(r) for w, r in zip(H, R, strict=True))
     rows = ((state.offset + 1) % optimizer.period == 0).nonzero()[:, 0]
     if not len(rows):
-        return H, R
+        return H
     steps = (mu[rows] * optimizer.orthogonalize(r[rows]) for r in R)
-    return tuple(w.index_add(0, rows, step) for w, step in zip(H, steps, strict=True)), R
+    return tuple(w.index_add(0, rows, step) for w, step in zip(H, steps, strict=True))

@@ -5,3 +5,4 @@
 #include "exact.h"
 #include "hidden.h"
 #include "orthogonal.h"
+#include "token.h"
