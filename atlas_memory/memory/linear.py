@@ -23,6 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import Body, OwnBackward, rounds, table
 from atlas_memory.memory.learner import error
+from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native.library import served
 from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
@@ -110,6 +112,10 @@ def hoist_exact(
     kept: tuple[Tensor, Tensor] | None = None,
 ) -> Tensors:
     """`Exact` of all blocks at once, as streams."""
+    alpha, eta, _, gamma = gates
+    hand_made = spec.bias.hebbian or spec.optimizer.heavy
+    if not hand_made and kept is None and served((alpha, eta, gamma)):
+        return native.Coefficients.run(alpha, eta, gamma, block, dv, not spec.decays_first)
     fills = zip(gates, (1.0, 0.0, 0.0, 0.0), strict=True)
     now, before = exact(spec, [by_block(x, block, fill) for x, fill in fills], kept)
     made = [_joined(now.A, now.B, now.C, dv), _joined(before.A, before.B, before.C, dv)]

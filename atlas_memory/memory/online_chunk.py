@@ -174,12 +174,11 @@ def _read(
     q, k, v, alpha, eta, theta, gamma, mu, *place = piece.streams
     blocks, rows = piece.blocks, len(q)
     run = min(run_length(spec, q.device), piece.block)
-    kept = decays(by_block(alpha, run, 1.0))
+    kept = decays(by_block(alpha, run, 1.0)) if run == piece.block else None
     exact = hoist_exact(spec, (alpha, eta, theta, gamma), run, v.shape[2], kept)
     at = _steps(spec, piece.phase, [by_block(x, piece.block, 0) for x in place], piece.block)
-    same = kept if run == piece.block else None
     few = _few(spec, piece, at)
-    hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, same, few)
+    hidden = hoist_hidden(spec, (alpha, mu, theta, gamma), piece.block, at, kept, few)
     per_row = spec.features.per_row(constants, rows)
     shared, seen = first[1:], k
     asked: Tensors = (q,)
@@ -284,8 +283,9 @@ def online_body(
             seen, phi_q = features(spec, seen, asked[0], constants)
             asked = hidden.asked(phi_q, first)
         h, tape = deep.hidden([plain(w) for w in H], seen)
-        output = write_runs(spec, (*now.W, *now.S), (h, target), gates[:ends], run, count)
-        d = _rank_one(spec, now, (h, target, tape, output.passed), opens)
+        older = spec.window - 1 if opens is not False else 0
+        output = write_runs(spec, (*now.W, *now.S), (h, target), gates[:ends], run, count, older)
+        d = _rank_one(spec, now, (tape, output.passed), opens)
         written = seen.detach() if spec.stop_gradient else seen
         moved = hidden.move(now, first, asked, tuple((x, written) for x in d), count)
         h_q, _ = deep.hidden([_given(z) for z in moved.z], asked[0])
@@ -304,22 +304,18 @@ def _given(z: Tensor) -> Callable[[Tensor], Tensor]:
 def _rank_one(
     spec: MemorySpec,
     now: Learner,
-    made: tuple[Tensor, Tensor, Tensors, Tensor],
+    made: tuple[Tensors, Tensor],
     opens: Tensor | bool,
 ) -> Tensors:
     """d of the look-back pairs, anew where a chunk opens, and of the block's own."""
-    h, target, tape, dh = made
+    tape, dh = made
     back = spec.window - 1
     if not back:
         return bounded_back(spec, tape, dh)
     if opens is False:
         own = bounded_back(spec, tuple(x[:, back:] for x in tape), dh)
         return tuple(torch.cat(parts, dim=1) for parts in zip(now.d, own, strict=True))
-    W = now.W[0]
-    older = target[:, :back]
-    if not spec.bias.hebbian:
-        older = baddbmm(older, h[:, :back], W.mT, alpha=-1)
-    d = bounded_back(spec, tape, torch.cat([matmul(older, W), dh], dim=1))
+    d = bounded_back(spec, tape, dh)
     if opens is True:
         return d
     kept = where(opens, tuple(x[:, :back] for x in d), now.d)

@@ -287,8 +287,8 @@ class Steps(Protocol):
 
     rows: x [g, m, ..] there. number: how many steps a token has behind it, its own included.
     since: what is left at a token of the last step before it, or of the block's start, from what
-    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: W x of every query
-    x [g, m, in] with the matrix of the last step before it, onto `z` if there is one. last:
+    is left of the start, A [g, m, 1], and of every step, columns [g, m, s]. runs: W x of queries
+    x [g, m, in], each with the matrix of the last step before it, onto `z` if there is one. last:
     whether the last token steps in all rows.
     """
 

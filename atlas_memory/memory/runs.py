@@ -13,12 +13,15 @@ from atlas_memory.memory.graphs import rounds
 from atlas_memory.memory.linear import Exact, Pairs, by_unknown, exact_of, solve
 from atlas_memory.memory.native import functions as native
 from atlas_memory.memory.native.library import served
+from atlas_memory.memory.products import baddbmm, matmul
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import Tensors, where
 
 
 class Written(Protocol):
-    """What a chunk has written. passed: W~^T e of every token, which teaches its hidden layer."""
+    """What a chunk has written. passed: W~^T e of the older pairs asked for and of every token,
+    which teaches the hidden layer.
+    """
 
     @property
     def passed(self) -> Tensor: ...
@@ -37,14 +40,16 @@ def write_runs(
     gates: Tensors,
     run: int,
     count: Tensor | None,
+    older: int,
 ) -> Written:
     """carried: W, or W and S; pairs: features and targets [g, m + c - 1, ..]; gates: of
-    `hoist_exact`; count: how many tokens of every row there are, where rows differ.
+    `hoist_exact`; count: how many tokens of every row there are, where rows differ; older: how
+    many of the pairs before the chunk learn from its start.
     """
     plain = not (spec.bias.hebbian or spec.stop_gradient or rounds()) and count is None
     if plain and served((*carried, *pairs, *gates)):
-        return native.Runs.of(carried, pairs, gates, run, spec.window)
-    return _Runs.of(spec, carried, pairs, gates, run, count)
+        return native.Runs.of(carried, pairs, gates, run, spec.window, older)
+    return _Runs.of(spec, carried, pairs, gates, run, count, older)
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,12 @@ class _Runs:
         gates: Tensors,
         run: int,
         count: Tensor | None,
+        older: int,
     ) -> _Runs:
         runs: list[tuple[Pairs, Exact]] = []
         passed, back, start = [], spec.window - 1, carried
+        if older:
+            passed.append(_of_older(spec, carried[0], *(x[:, :older] for x in pairs)))
         cut = (_cut(spec, x, run) for x in pairs)
         for x, v, *own_gates in zip(*cut, *(x.split(run, dim=1) for x in gates), strict=True):
             if runs:
@@ -93,6 +101,12 @@ class _Runs:
             here = (self.count - begin).clamp(max=c.now.shape[1])
             ended = where(self.count > begin, known.end(c.at(here)), ended)
         return ended
+
+
+def _of_older(spec: MemorySpec, W: Tensor, h: Tensor, target: Tensor) -> Tensor:
+    """e W of pairs before the chunk, at its start."""
+    e = target if spec.bias.hebbian else baddbmm(target, h, W.mT, alpha=-1)
+    return matmul(e, W)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

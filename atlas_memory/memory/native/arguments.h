@@ -56,6 +56,11 @@ template <class T> INLINE void scaled(long n, T a, const T *x, T *o, bool add = 
     for (; i < n; i++) o[i] = add ? o[i] + a * x[i] : a * x[i];
 }
 
+// o = a - b
+template <class T> INLINE void minus(long n, const T *a, const T *b, T *o) {
+    for (long i = 0; i < n; i++) o[i] = a[i] - b[i];
+}
+
 // The rows of a matrix times one number.
 template <class T> static void weigh(long rows, long n, T a, Matrix<const T> x, Matrix<T> o) {
     for (long i = 0; i < rows; i++) scaled<T>(n, a, &x(i, 0), &o(i, 0));

@@ -5,10 +5,11 @@
 #pragma once
 
 struct Sizes {
-    long tokens, run, window, D, dv, momentum;
+    // older: pairs in front of the chunk that learn from its start
+    long tokens, run, window, D, dv, momentum, older;
     explicit Sizes(Arguments &a)
         : tokens(a.size()), run(a.size()), window(a.size()), D(a.size()), dv(a.size()),
-          momentum(a.size()) {}
+          momentum(a.size()), older(a.size()) {}
     long runs() const { return (tokens + run - 1) / run; }
     long old() const { return momentum ? 2 * dv : dv; }  // columns of the matrices carried
     long pairs() const { return run + window - 1; }
@@ -137,16 +138,16 @@ static void sent_back(const Run &r, Matrix<const T> before, Matrix<const T> E, M
     }
 }
 
-// Errors e [g, tokens c, dv], W~^T e [g, tokens, D], and W (and S) at the start of every run and
-// behind the last one [g, (runs + 1) dv, D]. P, P_S: what the matrices say of every pair of a run;
-// G: inner products of its pairs.
+// Errors e [g, tokens c, dv], W~^T e [g, older + tokens, D], and W (and S) at the start of every run
+// and behind the last one [g, (runs + 1) dv, D]. P, P_S: what the matrices say of every pair of a
+// run; G: inner products of its pairs; e_old: errors of the older pairs, at the chunk's start.
 template <class T> static void exact_forward(Arguments a) {
     Sizes s(a);
     auto W = a.tensor<T>(), S = a.tensor<T>();
     auto X = a.tensor<const T>(), v = a.tensor<const T>();
     auto before = a.tensor<const T>(), now = a.tensor<const T>(), momentum = a.tensor<const T>();
     auto e = a.tensor<T>(), passed = a.tensor<T>();
-    auto P = a.tensor<T>(), P_S = a.tensor<T>(), G = a.tensor<T>();
+    auto P = a.tensor<T>(), P_S = a.tensor<T>(), G = a.tensor<T>(), e_old = a.tensor<T>();
     long D = s.D, dv = s.dv, c = s.window, old = s.old();
     ALL_ROWS(a) {
         Room room;
@@ -177,8 +178,13 @@ template <class T> static void exact_forward(Arguments a) {
             }
             system_of<T>(r, b.from(0, old), fixed(found), N);
             solve_down<T>(r.unknowns, dv, fixed(N), out);
+            if (i == 0 && s.older) {
+                for (long k = 0; k < s.older; k++)
+                    minus<T>(dv, &v.at(g)(k, 0), &p(k, 0), &e_old.at(g)(k, 0));
+                product<T>(s.older, D, dv, fixed(e_old.at(g)), w, passed.at(g));
+            }
             if (passed) {
-                auto back = passed.at(g).from(r.begin);
+                auto back = passed.at(g).from(s.older + r.begin);
                 Matrix<const T> first = {out.p, out.row * c, 1};  // every token's own error
                 product<T>(r.m, r.unknowns, dv, first, fixed(out).turned(), E);
                 sent_back<T>(r, b.from(0, old), fixed(E), F, row);
@@ -286,6 +292,21 @@ static void system_backward(const Run &r, Matrix<const T> before, Matrix<const T
         for (long j = 0; j <= i; j++) dG(i, j) = dG(j, i) = dG(i, j) + dG(j, i);
 }
 
+// passed = e W of the older pairs, whose errors are e = v - X W^T.
+template <class T>
+static void older_backward(const Sizes &s, Matrix<const T> dp, Matrix<const T> W, Matrix<const T> X,
+                           Matrix<const T> e, Matrix<T> dW, Matrix<T> dX, Matrix<T> d_v,
+                           Matrix<T> de, Matrix<T> taken) {
+    product<T>(s.older, s.dv, s.D, dp, W.turned(), de);
+    product<T>(s.dv, s.D, s.older, e.turned(), dp, dW, true);
+    for (long k = 0; k < s.older; k++) {
+        scaled<T>(s.dv, 1, &de(k, 0), &d_v(k, 0), true);
+        scaled<T>(s.dv, -1, &de(k, 0), &taken(k, 0));
+    }
+    product<T>(s.older, s.D, s.dv, fixed(taken), W, dX, true);
+    product<T>(s.dv, s.D, s.older, fixed(taken).turned(), X, dW, true);
+}
+
 // de, dW and dS come in as gradients of the errors and of the matrices behind the last run; dW and
 // dS go out as those at the start, and all other gradients are added to. d_borders, dS_borders: of
 // the matrices at every run's start.
@@ -297,7 +318,7 @@ template <class T> static void exact_backward(Arguments a) {
     auto W = a.tensor<const T>(), S = a.tensor<const T>(), X = a.tensor<const T>();
     auto before = a.tensor<const T>(), now = a.tensor<const T>(), momentum = a.tensor<const T>();
     auto e = a.tensor<const T>(), P = a.tensor<const T>(), P_S = a.tensor<const T>();
-    auto G = a.tensor<const T>();
+    auto G = a.tensor<const T>(), e_old = a.tensor<const T>();
     auto dW = a.tensor<T>(), dS = a.tensor<T>(), dX = a.tensor<T>(), d_v = a.tensor<T>();
     auto d_before = a.tensor<T>(), d_now = a.tensor<T>(), d_momentum = a.tensor<T>();
     long D = s.D, dv = s.dv, c = s.window, old = s.old();
@@ -343,7 +364,7 @@ template <class T> static void exact_backward(Arguments a) {
             }
             // ---- what every token's own error passes back
             if (d_passed) {
-                auto dp = d_passed.at(g).from(r.begin);
+                auto dp = d_passed.at(g).from(s.older + r.begin);
                 Matrix<const T> first = {error.p, error.row * c, 1};
                 Matrix<T> d_first = {d_error.p, d_error.row * c, 1};
                 passed_by_matrix<T>(r, dv, D, dp, w, b, first, db, d_first, dw, own, found);
@@ -383,6 +404,9 @@ template <class T> static void exact_backward(Arguments a) {
             for (long u = 0; u < r.unknowns; u++)
                 scaled<T>(dv, 1, &d_error(u, 0), &d_v.at(g)(r.begin + r.pair(u), 0), true);
         }
+        if (s.older && d_passed)
+            older_backward<T>(s, d_passed.at(g), W.at(g), X.at(g), e_old.at(g), dw, dX.at(g),
+                              d_v.at(g), found, own);
     }
 }
 KERNEL(exact_backward)

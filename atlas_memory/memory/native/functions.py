@@ -200,38 +200,68 @@ class Direct(Function):
         return dX, *(None,) * 4
 
 
+# ---- linear.py -----------------------------------------------------------------------------------
+
+
+class Coefficients(Function):
+    """`linear.exact` of all blocks, as streams: W_t, and the point of step t's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        *inputs, block, dv, earlier = given
+        alpha, eta, gamma = inputs[0][..., None], inputs[1][..., None], beside(inputs[2])
+        (g, m, window), slots = gamma.shape, -(-gamma.shape[1] // block) * block
+        now, before = (gamma.new_empty(g, slots, dv + block * window) for _ in range(2))
+        sizes = m, slots, block, window, dv, int(earlier)
+        call("coefficients_forward", sizes, alpha, eta, gamma, now, before)
+        if ctx is not None:
+            ctx.sizes = sizes
+            ctx.save_for_backward(alpha, eta, gamma)
+        return now, before
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_now: Tensor, d_before: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        made = [x.new_empty(x.shape) for x in inputs]
+        call("coefficients_backward", ctx.sizes, beside(d_now), beside(d_before), *inputs, *made)
+        return made[0][..., 0], made[1][..., 0], made[2], None, None, None
+
+
 # ---- runs.py -------------------------------------------------------------------------------------
 
 
 class WriteRuns(Function):
-    """Errors e, W~^T e, and W (and S) at the start of every run and behind the last."""
+    """Errors e, W~^T e of the tokens and of `older` pairs before them, and W (and S) at the start
+    of every run and behind the last.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        *inputs, run, window = given
+        *inputs, run, window, older = given
         inputs = [None if x is None else beside(x) for x in inputs]
         W, S, X, v, before, now, momentum = inputs
         (g, m, D), dv = X.shape, v.shape[2]
         m -= window - 1
         runs, pairs = -(-m // run), run + window - 1
-        sizes = m, run, window, D, dv, int(S is not None)
-        e, passed = W.new_empty(g, m * window, dv), W.new_empty(g, m, D)
+        sizes = m, run, window, D, dv, int(S is not None), older
+        e, passed = W.new_empty(g, m * window, dv), W.new_empty(g, older + m, D)
         borders = [_borders(x, runs) for x in (W, S)]
         found = [None if x is None else x.new_empty(g, runs * pairs, dv) for x in (W, S)]
-        inner = W.new_empty(g, runs * pairs, pairs)
-        taken = *borders, X, v, before, now, momentum, e, passed, *found, inner
+        inner, e_old = W.new_empty(g, runs * pairs, pairs), W.new_empty(g, older, dv)
+        taken = *borders, X, v, before, now, momentum, e, passed, *found, inner, e_old
         call("exact_forward", sizes, *taken)
         if ctx is not None:
             ctx.sizes = sizes
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*borders, X, v, before, now, momentum, e, *found, inner)
+            ctx.save_for_backward(*borders, X, v, before, now, momentum, e, *found, inner, e_old)
         ends = (None if x is None else x[:, -dv:].clone() for x in borders)
         return e, passed, *borders, *ends
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        W, S, X, v, before, now, momentum, e, *found, inner = ctx.saved_tensors
+        W, S, X, v, before, now, momentum, e, *found = ctx.saved_tensors
         de, d_passed, dW_borders, dS_borders, dW, dS = given
         dv, inputs = v.shape[2], (X, v, before, now, momentum)
         # `ReadRuns` has made it for this one place, which takes it over
@@ -239,9 +269,9 @@ class WriteRuns(Function):
         ends = (_taken(d, x, dv) for d, x in ((dW, W), (dS, S)))
         made = [*ends, *(None if x is None else torch.zeros_like(x) for x in inputs)]
         asked = [None if x is None else beside(x) for x in (d_passed, dW_borders, dS_borders)]
-        kept = W, S, X, before, now, momentum, e, *found, inner
+        kept = W, S, X, before, now, momentum, e, *found
         call("exact_backward", ctx.sizes, de, *asked, *kept, *made)
-        return *made, None, None
+        return *made, None, None, None
 
 
 class ReadRuns(Function):
@@ -253,7 +283,7 @@ class ReadRuns(Function):
         inputs = [None if x is None else beside(x) for x in inputs]
         h, W, S, _, e, _ = inputs
         (g, m, D), dv = h.shape, e.shape[2]
-        sizes = m, run, window, D, dv, int(S is not None)
+        sizes = m, run, window, D, dv, int(S is not None), 0
         y = h.new_empty(g, m, dv)
         found = [None if x is None else h.new_empty(g, m, dv) for x in (W, S)]
         inner = h.new_empty(g, m, run + window - 1)
@@ -304,11 +334,11 @@ class Runs:
     lengths: tuple[int, int]
 
     @staticmethod
-    def of(carried: Any, pairs: Any, gates: Any, run: int, window: int) -> Runs:
+    def of(carried: Any, pairs: Any, gates: Any, run: int, window: int, older: int) -> Runs:
         W, S = (*carried, None)[:2]
         before, now = gates[1], gates[0]
         momentum = gates[2] if len(gates) > 2 else None
-        made = WriteRuns.run(W, S, *pairs, before, now, momentum, run, window)
+        made = WriteRuns.run(W, S, *pairs, before, now, momentum, run, window, older)
         return Runs(made, pairs[0], now, (run, window))
 
     @property

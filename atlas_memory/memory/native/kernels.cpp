@@ -3,6 +3,7 @@
 #include "products.h"
 #include "pairs.h"
 #include "exact.h"
+#include "coefficients.h"
 #include "hidden.h"
 #include "orthogonal.h"
 #include "token.h"
