@@ -34,13 +34,22 @@ template <class T, class Row> INLINE void by_rows(long n, T *out, Row row) {
     }
 }
 
+// part(p, count) for every vector of n numbers: all but the last are whole, which it can see.
+template <class T, class Part> INLINE void by_vectors(long n, Part part) {
+    long p = 0;
+    for (; p + LANES<T> <= n; p += LANES<T>) part(p, LANES<T>);
+    if (p < n) part(p, n - p);
+}
+
 // out[i] = A_i . x
 template <class T>
 static void applied(long n, long k, Matrix<const T> A, const T *x, T *out) {
-    by_rows<T>(n, out, [&](long i) {
+    by_rows<T>(n, out, [&](long i) __attribute__((always_inline)) {
         const T *row = &A(i, 0);
         Vector<T> s = {};
-        ALONG(p, k) s += load<T>(row + p, k - p) * load<T>(x + p, k - p);
+        by_vectors<T>(k, [&](long p, long left) __attribute__((always_inline)) {
+            s += load<T>(row + p, left) * load<T>(x + p, left);
+        });
         return s;
     });
 }
@@ -78,57 +87,72 @@ template <class T> struct TokenGates {
     const T *weight;  // of the window's pairs, oldest first
 };
 
-// The hidden matrix and its momentum behind the step, and z = H phi(q).
+// sum_j shares_j X_j, a vector of it.
 template <class T>
-static void move_hidden(const TokenSizes &of, TokenGates<T> gate, Matrix<const T> first,
-                        Matrix<const T> H, Matrix<const T> R, Matrix<const T> d,
-                        Matrix<const T> phi, Matrix<T> to_H, Matrix<T> to_R, T *z) {
-    T share = of.optimizer == HEAVY ? gate.mu : 1, moved = of.optimizer ? 1 : gate.mu;
-    const T *asked = &phi(of.c, 0);
-    by_rows<T>(of.hidden, z, [&](long i) {
+INLINE Vector<T> summed(long c, const T *shares, const T *X, long row, long left) {
+    Vector<T> s = shares[0] * load<T>(X, left);
+    for (long j = 1; j < c; j++) s += shares[j] * load<T>(X + j * row, left);
+    return s;
+}
+
+// What is carried of the hidden matrix: as torch.lerp, which is H bit for bit where alpha is 1.
+template <class T> struct Kept {
+    Matrix<const T> near, far;
+    T share;
+    Kept(T alpha, Matrix<const T> first, Matrix<const T> H)
+        : near(alpha < T(0.5) ? first : H), far(alpha < T(0.5) ? H : first),
+          share(alpha < T(0.5) ? alpha : 1 - alpha) {}
+};
+
+// The hidden matrix and its momentum behind the step, and z = H phi(q).
+template <class T, long OPTIMIZER>
+static void move_hidden(const TokenSizes &of, TokenGates<T> gate, Kept<T> kept, Matrix<const T> R,
+                        Matrix<const T> d, Matrix<const T> phi, Matrix<T> to_H, Matrix<T> to_R,
+                        T *shares, T *z) {
+    const long c = of.c, D = of.D;
+    const T *X = phi.p, *asked = &phi(c, 0), mu = OPTIMIZER == ORTHOGONAL ? 1 : gate.mu;
+    by_rows<T>(of.hidden, z, [&](long i) __attribute__((always_inline)) {
+        const T *near = &kept.near(i, 0), *far = &kept.far(i, 0), *old = &R(i, 0);
+        T *now = &to_H(i, 0), *moved = &to_R(i, 0);
+        for (long j = 0; j < c; j++) shares[j] = mu * gate.weight[j] * d(j, i);
         Vector<T> found = {};
-        ALONG(p, of.D) {
-            long left = of.D - p;
-            Vector<T> w = load<T>(&H(i, p), left), step = {};
-            for (long j = 0; j < of.c; j++)
-                step += gate.weight[j] * d(j, i) * load<T>(&phi(j, p), left);
-            if (of.forgets) {  // as torch.lerp, which keeps H bit for bit where alpha is 1
-                Vector<T> begun = load<T>(&first(i, p), left);
-                w = gate.alpha < T(0.5) ? begun + gate.alpha * (w - begun)
-                                        : w - (w - begun) * (1 - gate.alpha);
+        by_vectors<T>(D, [&](long p, long left) __attribute__((always_inline)) {
+            Vector<T> w = load<T>(near + p, left), step = summed<T>(c, shares, X + p, D, left);
+            w += kept.share * (load<T>(far + p, left) - w);
+            if (OPTIMIZER) {
+                step += gate.theta * load<T>(old + p, left);
+                store<T>(moved + p, step, left);
             }
-            if (of.optimizer) {
-                step = gate.theta * load<T>(&R(i, p), left) + share * step;
-                store<T>(&to_R(i, p), step, left);
-            }
-            if (of.optimizer != ORTHOGONAL) w += moved * step;
-            store<T>(&to_H(i, p), w, left);
+            if (OPTIMIZER != ORTHOGONAL) w += step;
+            store<T>(now + p, w, left);
             found += w * load<T>(asked + p, left);
-        }
+        });
         return found;
     });
 }
 
 // The output matrix and its momentum behind the step, and y = W h(q).
-template <class T>
+template <class T, long OPTIMIZER>
 static void move_output(const TokenSizes &of, TokenGates<T> gate, Matrix<const T> W,
                         Matrix<const T> S, Matrix<const T> e, Matrix<const T> h, Matrix<T> to_W,
-                        Matrix<T> to_S, T *y) {
-    by_rows<T>(of.dv, y, [&](long i) {
+                        Matrix<T> to_S, T *shares, T *y) {
+    const long c = of.c, n = of.hidden;
+    const T *X = h.p, *asked = &h(c, 0);
+    by_rows<T>(of.dv, y, [&](long i) __attribute__((always_inline)) {
+        const T *before = &W(i, 0), *old = &S(i, 0);
+        T *now = &to_W(i, 0), *moved = &to_S(i, 0);
+        for (long j = 0; j < c; j++) shares[j] = gate.eta * gate.weight[j] * e(j, i);
         Vector<T> found = {};
-        ALONG(p, of.hidden) {
-            long left = of.hidden - p;
-            Vector<T> step = {};
-            for (long j = 0; j < of.c; j++)
-                step += gate.eta * gate.weight[j] * e(j, i) * load<T>(&h(j, p), left);
-            if (of.optimizer == HEAVY) {
-                step += gate.theta * load<T>(&S(i, p), left);
-                store<T>(&to_S(i, p), step, left);
+        by_vectors<T>(n, [&](long p, long left) __attribute__((always_inline)) {
+            Vector<T> step = summed<T>(c, shares, X + p, n, left);
+            if (OPTIMIZER == HEAVY) {
+                step += gate.theta * load<T>(old + p, left);
+                store<T>(moved + p, step, left);
             }
-            Vector<T> w = gate.alpha * load<T>(&W(i, p), left) + step;
-            store<T>(&to_W(i, p), w, left);
-            found += w * load<T>(&h(of.c, p), left);
-        }
+            Vector<T> w = gate.alpha * load<T>(before + p, left) + step;
+            store<T>(now + p, w, left);
+            found += w * load<T>(asked + p, left);
+        });
         return found;
     });
 }
@@ -147,13 +171,13 @@ template <class T> struct TokenOf {
           to_recent(a) {}
     Tensor<const T> next() { return a.tensor<const T>(); }
 
-    void read(long b, long g) const {
+    template <long OPTIMIZER> void read(long b, long g) const {
         long n = of.hidden, c = of.c;
         Room room;
         auto phi = room.matrix<T>(c + 1, of.D), h = room.matrix<T>(c + 1, n);
         auto d = room.matrix<T>(c, n), e = room.matrix<T>(c, of.dv);
         T *weight = room.numbers<T>(c), *z = room.numbers<T>(n), *found = room.numbers<T>(of.dv);
-        T *dh = room.numbers<T>(n);
+        T *dh = room.numbers<T>(n), *shares = room.numbers<T>(c);
         TokenGates<T> gate = {of.forgets ? alpha.at(b)(g, 0) : 1, eta.at(b)(g, 0),
                               theta.at(b)(g, 0), mu.at(b)(g, 0), weight};
         bool anew = opens ? opens.at(b)(0, 0) != 0 : of.opens;
@@ -178,11 +202,13 @@ template <class T> struct TokenOf {
             if (j) memcpy(&to_recent.at(b, g)(j - 1, 0), &d(j, 0), n * sizeof(T));
         }
         features<T>(of, &asked.at(b, g)(0, 0), &scales.at(0)(g, 0), &phi(c, 0));
-        move_hidden<T>(of, gate, first.at(b, g), H.at(b, g), R.at(b, g), fixed(d), fixed(phi),
-                       to_H.at(b, g), to_R.at(b, g), z);
+        auto before = H.at(b, g);
+        Kept<T> kept(gate.alpha, of.forgets ? first.at(b, g) : before, before);
+        move_hidden<T, OPTIMIZER>(of, gate, kept, R.at(b, g), fixed(d), fixed(phi), to_H.at(b, g),
+                                  to_R.at(b, g), shares, z);
         unit<T>(n, z, &h(c, 0));
-        move_output<T>(of, gate, W.at(b, g), S.at(b, g), fixed(e), fixed(h), to_W.at(b, g),
-                       to_S.at(b, g), found);
+        move_output<T, OPTIMIZER>(of, gate, W.at(b, g), S.at(b, g), fixed(e), fixed(h),
+                                  to_W.at(b, g), to_S.at(b, g), shares, found);
         for (long i = 0; i < of.dv; i++)
             y.at(b, g)(0, i) = found[i] + (of.residual ? q.at(b, g)(0, i) : T(0));
     }
@@ -194,10 +220,17 @@ template <class T> struct TokenOf {
     }
 };
 
+template <class T, long OPTIMIZER> static void read_rows(const TokenOf<T> &token) {
+    long heads = token.of.heads, items = token.a.rows * heads;
+#pragma omp parallel for num_threads(token.a.threads)
+    for (long item = 0; item < items; item++)
+        token.template read<OPTIMIZER>(item / heads, item % heads);
+}
+
 template <class T> static void token(Arguments a) {
     TokenOf<T> token(a);
-    long heads = token.of.heads, items = a.rows * heads;
-#pragma omp parallel for num_threads(a.threads)
-    for (long item = 0; item < items; item++) token.read(item / heads, item % heads);
+    if (token.of.optimizer == HEAVY) return read_rows<T, HEAVY>(token);
+    if (token.of.optimizer == ORTHOGONAL) return read_rows<T, ORTHOGONAL>(token);
+    read_rows<T, 0>(token);
 }
 KERNEL(token)
