@@ -10,6 +10,9 @@ struct Sizes {
     explicit Sizes(Arguments &a)
         : tokens(a.size()), run(a.size()), window(a.size()), D(a.size()), dv(a.size()),
           momentum(a.size()), older(a.size()) {}
+    Sizes(long tokens, long run, long window, long D, long dv, long momentum, long older)
+        : tokens(tokens), run(run), window(window), D(D), dv(dv), momentum(momentum),
+          older(older) {}
     long runs() const { return (tokens + run - 1) / run; }
     long old() const { return momentum ? 2 * dv : dv; }  // columns of the matrices carried
     long pairs() const { return run + window - 1; }
@@ -138,9 +141,99 @@ static void sent_back(const Run &r, Matrix<const T> before, Matrix<const T> E, M
     }
 }
 
-// Errors e [g, tokens c, dv], W~^T e [g, older + tokens, D], and W (and S) at the start of every run
-// and behind the last one [g, (runs + 1) dv, D]. P, P_S: what the matrices say of every pair of a
-// run; G: inner products of its pairs; e_old: errors of the older pairs, at the chunk's start.
+// Errors e [tokens c, dv], W~^T e [older + tokens, D], and W (and S) at the start of every run and
+// behind the last one [(runs + 1) dv, D], the first of which is given. P, P_S: what the matrices say
+// of every pair of a run; G: inner products of its pairs; e_old: errors of the older pairs, at the
+// chunk's start.
+template <class T> struct ExactRow {
+    Matrix<T> W, S;
+    Matrix<const T> X, v, before, now, momentum;
+    Matrix<T> e, passed, P, P_S, G, e_old;
+};
+
+// The errors of a run.
+template <class T>
+static void solve_run(const Sizes &s, const Run &r, const ExactRow<T> &a, Matrix<T> P, Matrix<T> P_S,
+                      Matrix<T> G, Matrix<const T> W, Matrix<const T> S, Matrix<T> N) {
+    long D = s.D, dv = s.dv;
+    auto x = a.X.from(r.begin), b = a.before.from(r.begin);
+    auto out = a.e.from(r.begin * r.c);
+    product<T>(r.pairs, dv, D, x, W.turned(), P);
+    product<T>(r.pairs, r.pairs, D, x, x.turned(), G);
+    if (s.momentum) product<T>(r.pairs, dv, D, x, S.turned(), P_S);
+    for (long u = 0; u < r.unknowns; u++) {
+        const T *weights = &b(u / r.c, 0), *target = &a.v(r.begin + r.pair(u), 0);
+        const T *said = &P(r.pair(u), 0);
+        T *error = &out(u, 0);
+        for (long k = 0; k < dv; k++) error[k] = target[k] - weights[k] * said[k];
+        if (s.momentum) {
+            said = &P_S(r.pair(u), 0);
+            for (long k = 0; k < dv; k++) error[k] -= weights[dv + k] * said[k];
+        }
+    }
+    system_of<T>(r, b.from(0, s.old()), fixed(G), N);
+    solve_down<T>(r.unknowns, dv, fixed(N), out);
+}
+
+// W~^T e of every token's own error.
+template <class T>
+static void send_back(const Sizes &s, const Run &r, const ExactRow<T> &a, Matrix<const T> W,
+                      Matrix<const T> S) {
+    Room room;
+    auto E = room.matrix<T>(s.run, s.run * s.window), F = room.matrix<T>(s.run, s.pairs());
+    auto own = room.matrix<T>(s.run, s.dv);
+    T *row = room.numbers<T>(s.run * s.window);
+    auto out = fixed(a.e.from(r.begin * r.c)), b = a.before.from(r.begin);
+    auto back = a.passed.from(s.older + r.begin);
+    Matrix<const T> first = {out.p, out.row * r.c, 1};
+    product<T>(r.m, r.unknowns, s.dv, first, out.turned(), E);
+    sent_back<T>(r, b.from(0, s.old()), fixed(E), F, row);
+    product<T>(r.m, s.D, r.pairs, fixed(F), a.X.from(r.begin), back);
+    for (long part = 0; part < s.old(); part += s.dv) {
+        for (long t = 0; t < r.m; t++) times<T>(s.dv, &b(t, part), &first(t, 0), &own(t, 0));
+        product<T>(r.m, s.D, s.dv, fixed(own), part ? S : W, back, true);
+    }
+}
+
+// W (and S) behind a run.
+template <class T>
+static void carry_on(const Sizes &s, const Run &r, const ExactRow<T> &a, Matrix<const T> W,
+                     Matrix<const T> S, Matrix<T> W_after, Matrix<T> S_after) {
+    Room room;
+    auto sums = room.matrix<T>(s.pairs(), s.dv);
+    auto out = fixed(a.e.from(r.begin * r.c)), x = a.X.from(r.begin);
+    const T *last = &a.now(r.begin + r.m - 1, 0);
+    weigh_rows<T>(s.dv, s.D, last, W, W_after);
+    written<T>(r, s.dv, last + s.old(), out, sums);
+    if (s.momentum) weigh_rows<T>(s.dv, s.D, last + s.dv, S, W_after, true);
+    product<T>(s.dv, s.D, r.pairs, fixed(sums).turned(), x, W_after, true);
+    if (s.momentum) {
+        const T *kept = &a.momentum(r.begin + r.m - 1, 0);
+        weigh_rows<T>(s.dv, s.D, kept, S, S_after);
+        written<T>(r, s.dv, kept + s.dv, out, sums);
+        product<T>(s.dv, s.D, r.pairs, fixed(sums).turned(), x, S_after, true);
+    }
+}
+
+template <class T> static void write_exactly(const Sizes &s, const ExactRow<T> &a) {
+    Room room;
+    long dv = s.dv;
+    auto N = room.matrix<T>(s.run * s.window, s.run * s.window);
+    for (long i = 0; i < s.runs(); i++) {
+        Run r(s, i);
+        auto W = fixed(a.W.from(i * dv)), S = s.momentum ? fixed(a.S.from(i * dv)) : W;
+        auto S_after = s.momentum ? a.S.from((i + 1) * dv) : a.S;
+        auto P = a.P.from(i * s.pairs()), P_S = s.momentum ? a.P_S.from(i * s.pairs()) : P;
+        solve_run<T>(s, r, a, P, P_S, a.G.from(i * s.pairs()), W, S, N);
+        if (i == 0 && s.older) {
+            for (long k = 0; k < s.older; k++) minus<T>(dv, &a.v(k, 0), &P(k, 0), &a.e_old(k, 0));
+            product<T>(s.older, s.D, dv, fixed(a.e_old), W, a.passed);
+        }
+        if (a.passed.p) send_back<T>(s, r, a, W, S);
+        carry_on<T>(s, r, a, W, S, a.W.from((i + 1) * dv), S_after);
+    }
+}
+
 template <class T> static void exact_forward(Arguments a) {
     Sizes s(a);
     auto W = a.tensor<T>(), S = a.tensor<T>();
@@ -148,72 +241,9 @@ template <class T> static void exact_forward(Arguments a) {
     auto before = a.tensor<const T>(), now = a.tensor<const T>(), momentum = a.tensor<const T>();
     auto e = a.tensor<T>(), passed = a.tensor<T>();
     auto P = a.tensor<T>(), P_S = a.tensor<T>(), G = a.tensor<T>(), e_old = a.tensor<T>();
-    long D = s.D, dv = s.dv, c = s.window, old = s.old();
-    ALL_ROWS(a) {
-        Room room;
-        auto N = room.matrix<T>(s.run * c, s.run * c), E = room.matrix<T>(s.run, s.run * c);
-        auto F = room.matrix<T>(s.run, s.pairs()), own = room.matrix<T>(s.run, dv);
-        auto sums = room.matrix<T>(s.pairs(), dv);
-        T *row = room.numbers<T>(s.run * c);
-        for (long i = 0; i < s.runs(); i++) {
-            Run r(s, i);
-            auto w = fixed(W.at(g).from(i * dv)), x = X.at(g).from(r.begin);
-            auto b = before.at(g).from(r.begin), n = now.at(g).from(r.begin);
-            auto out = e.at(g).from(r.begin * c);
-            auto p = P.at(g).from(i * s.pairs()), found = G.at(g).from(i * s.pairs());
-            product<T>(r.pairs, dv, D, x, w.turned(), p);
-            product<T>(r.pairs, r.pairs, D, x, x.turned(), found);
-            if (s.momentum)
-                product<T>(r.pairs, dv, D, x, fixed(S.at(g).from(i * dv)).turned(),
-                           P_S.at(g).from(i * s.pairs()));
-            for (long u = 0; u < r.unknowns; u++) {
-                const T *weights = &b(u / c, 0), *target = &v.at(g)(r.begin + r.pair(u), 0);
-                const T *said = &p(r.pair(u), 0);
-                T *error = &out(u, 0);
-                for (long k = 0; k < dv; k++) error[k] = target[k] - weights[k] * said[k];
-                if (s.momentum) {
-                    said = &P_S.at(g)(i * s.pairs() + r.pair(u), 0);
-                    for (long k = 0; k < dv; k++) error[k] -= weights[dv + k] * said[k];
-                }
-            }
-            system_of<T>(r, b.from(0, old), fixed(found), N);
-            solve_down<T>(r.unknowns, dv, fixed(N), out);
-            if (i == 0 && s.older) {
-                for (long k = 0; k < s.older; k++)
-                    minus<T>(dv, &v.at(g)(k, 0), &p(k, 0), &e_old.at(g)(k, 0));
-                product<T>(s.older, D, dv, fixed(e_old.at(g)), w, passed.at(g));
-            }
-            if (passed) {
-                auto back = passed.at(g).from(s.older + r.begin);
-                Matrix<const T> first = {out.p, out.row * c, 1};  // every token's own error
-                product<T>(r.m, r.unknowns, dv, first, fixed(out).turned(), E);
-                sent_back<T>(r, b.from(0, old), fixed(E), F, row);
-                product<T>(r.m, D, r.pairs, fixed(F), x, back);
-                for (long part = 0; part < old; part += dv) {
-                    for (long t = 0; t < r.m; t++)
-                        times<T>(dv, &b(t, part), &first(t, 0), &own(t, 0));
-                    auto matrix = part ? fixed(S.at(g).from(i * dv)) : w;
-                    product<T>(r.m, D, dv, fixed(own), matrix, back, true);
-                }
-            }
-            const T *last = &n(r.m - 1, 0);
-            auto after = W.at(g).from((i + 1) * dv);
-            weigh_rows<T>(dv, D, last, w, after);
-            written<T>(r, dv, last + old, fixed(out), sums);
-            if (s.momentum) {
-                auto held = fixed(S.at(g).from(i * dv));
-                weigh_rows<T>(dv, D, last + dv, held, after, true);
-                const T *kept = &momentum.at(g)(r.begin + r.m - 1, 0);
-                auto S_after = S.at(g).from((i + 1) * dv);
-                weigh_rows<T>(dv, D, kept, held, S_after);
-                product<T>(dv, D, r.pairs, fixed(sums).turned(), x, after, true);
-                written<T>(r, dv, kept + dv, fixed(out), sums);
-                product<T>(dv, D, r.pairs, fixed(sums).turned(), x, S_after, true);
-            } else {
-                product<T>(dv, D, r.pairs, fixed(sums).turned(), x, after, true);
-            }
-        }
-    }
+    ALL_ROWS(a) write_exactly<T>(s, {W.at(g), S.at(g), X.at(g), v.at(g), before.at(g), now.at(g),
+                                     momentum.at(g), e.at(g), passed.at(g), P.at(g), P_S.at(g),
+                                     G.at(g), e_old.at(g)});
 }
 KERNEL(exact_forward)
 
@@ -412,38 +442,44 @@ template <class T> static void exact_backward(Arguments a) {
 KERNEL(exact_backward)
 
 // y_t = W_t h_t of every token. Q, Q_S: what the matrices at the runs' starts say; R: <h_t, x_p>.
+template <class T> struct AnswerRow {
+    Matrix<const T> h, W, S, X, e, now;
+    Matrix<T> y, Q, Q_S, R;
+};
+
+template <class T> static void answer_exactly(const Sizes &s, const AnswerRow<T> &a) {
+    Room room;
+    long D = s.D, dv = s.dv, old = s.old();
+    auto weighted = room.matrix<T>(s.run, s.run * s.window);
+    for (long i = 0; i < s.runs(); i++) {
+        Run r(s, i);
+        auto asked = a.h.from(r.begin), x = a.X.from(r.begin), n = a.now.from(r.begin);
+        auto q = a.Q.from(r.begin), inner = a.R.from(r.begin), out = a.y.from(r.begin);
+        product<T>(r.m, dv, D, asked, a.W.from(i * dv).turned(), q);
+        product<T>(r.m, r.pairs, D, asked, x.turned(), inner);
+        for (long t = 0; t < r.m; t++) {
+            times<T>(dv, &n(t, 0), &q(t, 0), &out(t, 0));
+            r.deal<T>(r.m, &inner(t, 0), &weighted(t, 0));
+            times<T>(r.unknowns, &weighted(t, 0), &n(t, old), &weighted(t, 0));
+        }
+        if (s.momentum) {
+            auto q_s = a.Q_S.from(r.begin);
+            product<T>(r.m, dv, D, asked, a.S.from(i * dv).turned(), q_s);
+            for (long t = 0; t < r.m; t++)
+                times<T>(dv, &n(t, dv), &q_s(t, 0), &out(t, 0), true);
+        }
+        auto errors = a.e.from(r.begin * s.window);
+        product<T>(r.m, dv, r.unknowns, fixed(weighted), errors, out, true);
+    }
+}
+
 template <class T> static void answer_forward(Arguments a) {
     Sizes s(a);
     auto h = a.tensor<const T>(), W = a.tensor<const T>(), S = a.tensor<const T>();
     auto X = a.tensor<const T>(), e = a.tensor<const T>(), now = a.tensor<const T>();
     auto y = a.tensor<T>(), Q = a.tensor<T>(), Q_S = a.tensor<T>(), R = a.tensor<T>();
-    long D = s.D, dv = s.dv, old = s.old();
-    ALL_ROWS(a) {
-        Room room;
-        auto weighted = room.matrix<T>(s.run, s.run * s.window);
-        for (long i = 0; i < s.runs(); i++) {
-            Run r(s, i);
-            auto asked = h.at(g).from(r.begin), x = X.at(g).from(r.begin);
-            auto n = now.at(g).from(r.begin);
-            auto q = Q.at(g).from(r.begin), inner = R.at(g).from(r.begin);
-            auto out = y.at(g).from(r.begin);
-            product<T>(r.m, dv, D, asked, W.at(g).from(i * dv).turned(), q);
-            product<T>(r.m, r.pairs, D, asked, x.turned(), inner);
-            for (long t = 0; t < r.m; t++) {
-                times<T>(dv, &n(t, 0), &q(t, 0), &out(t, 0));
-                r.deal<T>(r.m, &inner(t, 0), &weighted(t, 0));
-                times<T>(r.unknowns, &weighted(t, 0), &n(t, old), &weighted(t, 0));
-            }
-            if (s.momentum) {
-                auto q_s = Q_S.at(g).from(r.begin);
-                product<T>(r.m, dv, D, asked, S.at(g).from(i * dv).turned(), q_s);
-                for (long t = 0; t < r.m; t++)
-                    times<T>(dv, &n(t, dv), &q_s(t, 0), &out(t, 0), true);
-            }
-            product<T>(r.m, dv, r.unknowns, fixed(weighted), e.at(g).from(r.begin * s.window), out,
-                       true);
-        }
-    }
+    ALL_ROWS(a) answer_exactly<T>(s, {h.at(g), W.at(g), S.at(g), X.at(g), e.at(g), now.at(g),
+                                      y.at(g), Q.at(g), Q_S.at(g), R.at(g)});
 }
 KERNEL(answer_forward)
 

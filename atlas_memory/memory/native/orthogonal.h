@@ -74,40 +74,51 @@ template <class T> struct Iterations {
     Matrix<T> AR(long i) const { return kept.from((4 * i + 3) * m); }
 };
 
-// Q <- RQ, A <- RAR; K [m, m], length of S behind it. S [m, n], m <= n.
+struct Polynomial {
+    long steps;
+    double a, b, c;
+    explicit Polynomial(Arguments &from)
+        : steps(from.size()), a(from.number()), b(from.number()), c(from.number()) {}
+};
+
+// Q <- RQ, A <- RAR; K [m, m], and the length of S. S [m, n], m <= n.
+template <class T>
+static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y, Matrix<T> K,
+                 const Iterations<T> &it) {
+    symmetric<T>(m, n, s, s.turned(), it.A(0));
+    T squares = 0;
+    for (long i = 0; i < m; i++) squares += it.A(0)(i, i);
+    T found = std::sqrt(squares), size = found + T(SMALLEST);
+    weigh<T>(m, m, 1 / (size * size), fixed(it.A(0)), it.A(0));
+    for (long i = 0; i < of.steps; i++) {
+        auto A = fixed(it.A(i)), R = fixed(it.R(i));
+        bool ends = i + 1 == of.steps;
+        symmetric<T>(m, m, A, A, it.R(i));
+        mixed<T>(m, of.b, A, of.c, R, it.R(i));
+        for (long j = 0; j < m; j++) it.R(i)(j, j) += of.a;
+        auto Q = ends ? K : it.Q(i + 1);
+        if (i)
+            symmetric<T>(m, m, R, fixed(it.Q(i)), Q);
+        else
+            weigh<T>(m, m, 1, R, Q);
+        if (ends) break;
+        symmetric<T>(m, m, A, R, it.AR(i));
+        symmetric<T>(m, m, R, fixed(it.AR(i)), it.A(i + 1));
+    }
+    weigh<T>(m, m, 1 / size, fixed(K), K);
+    onto<T>(m, n, fixed(K), s, y);
+    return found;
+}
+
 template <class T> static void orthogonal_forward(Arguments a) {
-    long m = a.size(), n = a.size(), steps = a.size();
-    T p = a.number(), q = a.number(), r = a.number();  // a, b, c
+    long m = a.size(), n = a.size();
+    Polynomial of(a);
     auto S = a.tensor<const T>(), Y = a.tensor<T>(), K = a.tensor<T>(), length = a.tensor<T>();
     auto kept = a.tensor<T>();
     ALL_ROWS(a) {
         Room room;
-        auto s = S.at(g);
-        auto last = K.at(g), own = kept ? kept.at(g) : room.matrix<T>(4 * steps * m, m);
-        Iterations<T> it = {own, m};
-        symmetric<T>(m, n, s, s.turned(), it.A(0));
-        T squares = 0;
-        for (long i = 0; i < m; i++) squares += it.A(0)(i, i);
-        T found = std::sqrt(squares), size = found + T(SMALLEST);
-        length.at(g)(0, 0) = found;
-        weigh<T>(m, m, 1 / (size * size), fixed(it.A(0)), it.A(0));
-        for (long i = 0; i < steps; i++) {
-            auto A = fixed(it.A(i)), R = fixed(it.R(i));
-            bool ends = i + 1 == steps;
-            symmetric<T>(m, m, A, A, it.R(i));
-            mixed<T>(m, q, A, r, R, it.R(i));
-            for (long j = 0; j < m; j++) it.R(i)(j, j) += p;
-            auto Q = ends ? last : it.Q(i + 1);
-            if (i)
-                symmetric<T>(m, m, R, fixed(it.Q(i)), Q);
-            else
-                weigh<T>(m, m, 1, R, Q);
-            if (ends) break;
-            symmetric<T>(m, m, A, R, it.AR(i));
-            symmetric<T>(m, m, R, fixed(it.AR(i)), it.A(i + 1));
-        }
-        weigh<T>(m, m, 1 / size, fixed(last), last);
-        onto<T>(m, n, fixed(last), s, Y.at(g));
+        auto own = kept ? kept.at(g) : room.matrix<T>(4 * of.steps * m, m);
+        length.at(g)(0, 0) = by_gram<T>(of, m, n, S.at(g), Y.at(g), K.at(g), {own, m});
     }
 }
 KERNEL(orthogonal_forward)
@@ -115,9 +126,10 @@ KERNEL(orthogonal_forward)
 // Q is a polynomial of the symmetric A, whose derivative is its own adjoint: what a change of Q
 // asks of A is what the same change of A would do to Q, iteration by iteration.
 template <class T> static void orthogonal_backward(Arguments a) {
-    long m = a.size(), n = a.size(), steps = a.size();
-    a.number();
-    T q = a.number(), r = a.number();
+    long m = a.size(), n = a.size();
+    Polynomial of(a);
+    long steps = of.steps;
+    T q = of.b, r = of.c;
     auto dY = a.tensor<const T>(), S = a.tensor<const T>(), K = a.tensor<const T>();
     auto length = a.tensor<const T>(), kept = a.tensor<const T>();
     auto dS = a.tensor<T>();
@@ -172,29 +184,32 @@ template <class T> struct Direct {
 };
 
 // X <- RX, R = a + bA + cA^2, A = XX^T. X [m, n], m <= n, one step at least.
-template <class T> static void direct_forward(Arguments a) {
-    long m = a.size(), n = a.size(), steps = a.size();
-    T p = a.number(), q = a.number(), r = a.number();  // a, b, c
-    auto X = a.tensor<const T>(), Y = a.tensor<T>(), later = a.tensor<T>(), kept = a.tensor<T>();
-    ALL_ROWS(a) {
-        Direct<T> it = {X.at(g), later.at(g), kept.at(g), m};
-        for (long i = 0; i < steps; i++) {
-            auto x = it.X(i);
-            symmetric<T>(m, n, x, x.turned(), it.A(i));
-            symmetric<T>(m, m, fixed(it.A(i)), fixed(it.A(i)), it.R(i));
-            mixed<T>(m, q, fixed(it.A(i)), r, fixed(it.R(i)), it.R(i));
-            for (long j = 0; j < m; j++) it.R(i)(j, j) += p;
-            onto<T>(m, n, fixed(it.R(i)), x, i + 1 < steps ? it.later.from(i * m) : Y.at(g));
-        }
+template <class T>
+static void by_itself(const Polynomial &of, long m, long n, const Direct<T> &it, Matrix<T> y) {
+    for (long i = 0; i < of.steps; i++) {
+        auto x = it.X(i);
+        symmetric<T>(m, n, x, x.turned(), it.A(i));
+        symmetric<T>(m, m, fixed(it.A(i)), fixed(it.A(i)), it.R(i));
+        mixed<T>(m, of.b, fixed(it.A(i)), of.c, fixed(it.R(i)), it.R(i));
+        for (long j = 0; j < m; j++) it.R(i)(j, j) += of.a;
+        onto<T>(m, n, fixed(it.R(i)), x, i + 1 < of.steps ? it.later.from(i * m) : y);
     }
+}
+
+template <class T> static void direct_forward(Arguments a) {
+    long m = a.size(), n = a.size();
+    Polynomial of(a);
+    auto X = a.tensor<const T>(), Y = a.tensor<T>(), later = a.tensor<T>(), kept = a.tensor<T>();
+    ALL_ROWS(a) by_itself<T>(of, m, n, {X.at(g), later.at(g), kept.at(g), m}, Y.at(g));
 }
 KERNEL(direct_forward)
 
 // With D = dX X^T and its transpose: dX <- R dX + (bD + c(DA + AD)) X.
 template <class T> static void direct_backward(Arguments a) {
-    long m = a.size(), n = a.size(), steps = a.size();
-    a.number();
-    T q = a.number(), r = a.number();
+    long m = a.size(), n = a.size();
+    Polynomial of(a);
+    long steps = of.steps;
+    T q = of.b, r = of.c;
     auto dY = a.tensor<const T>(), X = a.tensor<const T>();
     auto later = a.tensor<T>(), kept = a.tensor<T>(), dX = a.tensor<T>();
     ALL_ROWS(a) {
@@ -219,3 +234,24 @@ template <class T> static void direct_backward(Arguments a) {
     }
 }
 KERNEL(direct_backward)
+
+// Newton-Schulz of S [m, n], either of which may be the longer one.   newton_schulz
+template <class T>
+static void newton_schulz(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y) {
+    if (m > n) return newton_schulz<T>(of, n, m, s.turned(), y.turned());
+    Room room;
+    auto kept = room.matrix<T>(4 * (of.steps + 1) * m, m);
+    if (of.steps && n > 2 * m) {
+        by_gram<T>(of, m, n, s, y, room.matrix<T>(m, m), {kept, m});
+        return;
+    }
+    T squares = 0;
+    for (long i = 0; i < m; i++)
+        for (long j = 0; j < n; j++) squares += s(i, j) * s(i, j);
+    T share = 1 / (std::sqrt(squares) + T(SMALLEST));
+    auto first = room.matrix<T>(m, n), later = room.matrix<T>(of.steps * m, n);
+    auto scaled = of.steps ? first : y;
+    for (long i = 0; i < m; i++)
+        for (long j = 0; j < n; j++) scaled(i, j) = share * s(i, j);
+    by_itself<T>(of, m, n, {fixed(first), later, kept, m}, y);
+}

@@ -47,18 +47,21 @@ template <class T> struct Matrix {
     Matrix from(long i, long j = 0) const { return {p + i * row + j * column, row, column}; }
 };
 
-// Memory of a thread that stays from call to call: the n-th piece of a kernel is the n-th block.
+// Memory of a thread that stays from call to call: the n-th piece in use is the n-th block.
 struct Block {
     void *p = nullptr;
     size_t bytes = 0;
     ~Block() { free(p); }
 };
-static thread_local Block blocks[40];
+static thread_local Block blocks[96];
+static thread_local int taken = 0;
 
+// Pieces until the end of a scope; a room inside another goes on behind it.
 class Room {
-    int taken = 0;
+    int before = taken;
 
   public:
+    ~Room() { taken = before; }
     template <class T> T *numbers(long n) {
         Block &b = blocks[taken++];
         size_t bytes = ((n + WIDE<T>) * sizeof(T) + 63) / 64 * 64;
