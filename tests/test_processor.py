@@ -1,3 +1,4 @@
+import platform
 import subprocess
 import sys
 
@@ -33,6 +34,27 @@ def test_tiny_numbers_are_zero_in_this_thread_and_later_ones_where_asked(asked: 
     found = [float(word) for word in done.stdout.split()]
     assert len(found) == 2
     assert all(x == 0 if asked else 0 < x < before for x in found)
+
+
+FAULTS = """
+from resource import RUSAGE_SELF, getrusage
+import torch
+from atlas_memory.processor import keep_freed_memory
+
+keep_freed_memory()
+kept = torch.ones(1 << 20)
+for _ in range(100):
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    kept, kept_too = torch.ones(1 << 20), torch.ones(1 << 20)
+    del kept_too
+print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this choice")
+def test_freed_memory_is_used_again() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
+    assert int(done.stdout) < 100  # two tensors have 2,048 pages
 
 
 def test_a_processor_has_a_name() -> None:

@@ -92,8 +92,10 @@ def run(
     require_run(run_folder, precision, tokenizer, device)
     for path in memory or []:
         require_memory_file(path)
+    from atlas_memory.processor import keep_freed_memory
     from atlas_memory.serving.engine import Capacity
 
+    keep_freed_memory()
     capacity = Capacity(rows, block, waiting, prefix_bytes)
     loaded = load(run_folder, precision, tokenizer, device)
     named = name or run_folder.resolve().name

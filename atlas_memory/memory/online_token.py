@@ -45,18 +45,18 @@ def _by_kernel(
     first: Tensors,
     opens: Tensor | bool,
 ) -> tuple[Tensor, Learner]:
-    """`_by_torch` in one call, but for the step of Muon's, behind which it answers again."""
+    """`_by_torch` in one call, but for the step of Muon's, behind which a row answers again."""
     assert gates.hidden is not None
     spec, (alpha, eta, theta, gamma) = state.spec, gates.complete()
     scalars = alpha, eta, theta, gates.hidden, gamma
     y, after = native.read_token(spec, qkv, scalars, now, first[0], opens, state.constants)
-    if not spec.optimizer.orthogonal:
-        return y, after
-    H = _stepped(state, after.H, after.R, gates.hidden[..., None])
-    if H is after.H:
-        return y, after
-    phi_q = features(spec, qkv[1][:, :, :0], qkv[0], state.constants)[1]
-    return _answer(spec, qkv[0], phi_q, after.W[0], H), replace(after, H=H)
+    rows = _due(state)
+    if rows is not None:  # in the place of what has been made here
+        (W,), (H,), (R,), q = after.W, after.H, after.R, qkv[0][rows]
+        H[rows] += gates.hidden[rows][..., None] * spec.optimizer.orthogonalize(R[rows])
+        phi_q = features(spec, q[:, :, :0], q, state.constants)[1]
+        y[rows] = _answer(spec, q, phi_q, W[rows], (H[rows],))
+    return y, after
 
 
 def _by_torch(
@@ -174,18 +174,21 @@ def _move(
     if not optimizer.orthogonal:
         return tuple(plus(w, mu * d, x) for w, (d, x) in zip(H, pairs, strict=True)), R
     R = tuple(onto(theta * r, d, x) for r, (d, x) in zip(R, pairs, strict=True))
-    return _stepped(state, H, R, mu), R
-
-
-def _stepped(state: MemoryState, H: Tensors, R: Tensors, mu: Tensor) -> Tensors:
-    """The hidden matrices behind Muon's step; H itself where none is due."""
-    optimizer = state.spec.optimizer
-    if state.phase is not None:
-        if (state.phase + 1) % optimizer.period:
-            return H
-        return tuple(w + mu * optimizer.orthogonalize(r) for w, r in zip(H, R, strict=True))
-    rows = ((state.offset + 1) % optimizer.period == 0).nonzero()[:, 0]
-    if not len(rows):
-        return H
+    rows = _due(state)
+    if rows is None:
+        return H, R
     steps = (mu[rows] * optimizer.orthogonalize(r[rows]) for r in R)
-    return tuple(w.index_add(0, rows, step) for w, step in zip(H, steps, strict=True))
+    if isinstance(rows, slice):
+        return tuple(w + step for w, step in zip(H, steps, strict=True)), R
+    return tuple(w.index_add(0, rows, step) for w, step in zip(H, steps, strict=True)), R
+
+
+def _due(state: MemoryState) -> Tensor | slice | None:
+    """The rows in which Muon steps here: all, some or none."""
+    optimizer = state.spec.optimizer
+    if not optimizer.orthogonal:
+        return None
+    if state.phase is not None:
+        return None if (state.phase + 1) % optimizer.period else slice(None)
+    rows = ((state.offset + 1) % optimizer.period == 0).nonzero()[:, 0]
+    return rows if len(rows) else None
