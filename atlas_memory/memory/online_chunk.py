@@ -14,8 +14,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from atlas_memory.memory.architectures import plain
-from atlas_memory.memory.graphs import Plan, chunk_body, kept_blocks, scan
+from atlas_memory.memory.architectures import MLP, plain
+from atlas_memory.memory.graphs import Plan, chunk_body, kept_blocks, rounds, scan
 from atlas_memory.memory.learner import (
     Learner,
     bounded_back,
@@ -29,8 +29,10 @@ from atlas_memory.memory.learner import (
     to_state,
 )
 from atlas_memory.memory.linear import hoist_exact
+from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native.library import served
 from atlas_memory.memory.omega import by_block, decays
-from atlas_memory.memory.optimizers import FEW, Alike, Apart, Steps
+from atlas_memory.memory.optimizers import FEW, Alike, Apart, Muon, Steps
 from atlas_memory.memory.products import baddbmm, matmul
 from atlas_memory.memory.runs import write_runs
 from atlas_memory.memory.spec import MemorySpec
@@ -187,6 +189,10 @@ def _read(
         asked = hidden_of(spec, hidden, at).asked(phi_q, shared)
     elif per_row is not None:
         shared = (*shared, per_row)
+    if early and _by_kernel(spec, piece, few, (seen, *exact, *hidden, *asked, *now.flat())):
+        text = (seen, error(spec, k, v), exact, hidden, asked)
+        y, now = _read_by_kernel(spec, piece.block, run, now, first, text)
+        return (y + q if spec.architecture.residual else y), now
     streams = (seen, error(spec, k, v), *place, *exact, *hidden, *asked)
     own = (0,) * len(hidden) if few is None else (*(None,) * (len(hidden) - 1), 0)
     back, heads = spec.window - 1, rows if blocks is None else rows // len(blocks.count)
@@ -206,6 +212,52 @@ def _read(
     body = chunk_body(online_body, *choices) if whole else online_body(*choices)
     y, after = scan(partial(body, like=now), plan, now.flat(), initial, streams, shared)
     return (y + q if spec.architecture.residual else y), now.like(after)
+
+
+def _by_kernel(spec: MemorySpec, piece: Piece, few: range | None, given: Tensors) -> bool:
+    """Whether a kernel of the processor's can read all chunks of a piece, one behind the other."""
+    if torch.is_grad_enabled() or rounds() or piece.phase != 0:
+        return False
+    optimizer, plain = spec.optimizer, isinstance(spec.architecture, MLP) and not spec.bias.hebbian
+    steps = few is not None or not optimizer.orthogonal
+    return plain and spec.architecture.normalize and steps and served(given)
+
+
+def _read_by_kernel(
+    spec: MemorySpec,
+    block: int,
+    run: int,
+    now: Learner,
+    first: Tensors,
+    text: tuple[Tensor, Tensor, Tensors, Tensors, Tensors],
+) -> tuple[Tensor, Learner]:
+    seen, target, exact, hidden, asked = text
+    optimizer, forgets, muon = spec.optimizer, spec.retention.forgets, spec.optimizer.orthogonal
+    A, C, B, T, P, E, since = _in_order(hidden, muon)
+    phi_q = None if muon else asked[0]
+    left, newborn = (*(asked if muon else asked[1:]), None)[:2]
+    gates = (*exact, None)[:3]
+    streams = (seen, target, *gates, A, C, B, T, P, E, since, phi_q, left, newborn, first[1])
+    sizes = asked[0].shape[1], block, run, spec.window, optimizer.heavy, forgets, muon
+    rows = 0 if T is None else T.shape[-2]
+    newton_schulz = optimizer.polynomial if isinstance(optimizer, Muon) else (0, 0.0, 0.0, 0.0)
+    y, (W, S, H, R, H_start, d) = native.read_text(
+        (*map(int, sizes), min(optimizer.period, block + 1), rows),
+        newton_schulz,
+        (now.W[0], *(now.S or (None,)), *now.H, *(now.R or (None,))),
+        streams,
+    )
+    return y, now.like(
+        tuple(x for x in (W, S, H, R, H_start, d if now.d else None) if x is not None)
+    )
+
+
+def _in_order(hidden: Tensors, muon: bool) -> tuple[Tensor | None, ...]:
+    """A, C, B, T, P, E, since of `hoist_hidden`; None for those that the rule has not."""
+    if muon:
+        T, P, A, E, since = hidden
+        return A, None, None, T, P, E, since
+    return *(*hidden, None, None, None)[:5], None, None
 
 
 def _pass_by(

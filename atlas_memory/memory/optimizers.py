@@ -124,6 +124,11 @@ class Muon(InnerOptimizer):
             )
         object.__setattr__(self, "coefficients", tuple(self.coefficients))
 
+    @property
+    def polynomial(self) -> tuple[int, float, float, float]:
+        """How a kernel is told of it."""
+        return (self.steps, *self.coefficients)
+
     def orthogonalize(self, S: Tensor) -> Tensor:
         return newton_schulz(S, self.steps, self.coefficients)
 

@@ -353,3 +353,28 @@ class Runs:
 
     def end(self) -> tuple[Tensor, ...]:
         return tuple(x for x in self.written[4:] if x is not None)
+
+
+# ---- online_chunk.py -----------------------------------------------------------------------------
+
+
+def read_text(
+    sizes: tuple[int, ...],
+    newton_schulz: tuple[float, ...],
+    known: tuple[Tensor | None, ...],
+    streams: tuple[Tensor | None, ...],
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Answers to a text, and W, S, H, R, H_start, d behind it. sizes: `TextSizes` of online.h but
+    for what matrices tell; known: W, S, H, R; streams: those of `Text`, without the answers.
+    """
+    flat = [None if x is None else beside(x.flatten(1, 2) if x.dim() == 4 else x) for x in streams]
+    after = [None if x is None else x.clone(memory_format=torch.contiguous_format) for x in known]
+    W, _, H, _ = known
+    assert W is not None and H is not None
+    tokens, back = sizes[0], sizes[3] - 1
+    y, H_start = W.new_empty(len(W), tokens, W.shape[1]), torch.empty_like(H)
+    d = W.new_empty(len(W), back, H.shape[1])
+    lengths = H.shape[2], H.shape[1], W.shape[1]
+    numbers = (*sizes[:4], *lengths, *sizes[4:], *newton_schulz)
+    call("online_forward", numbers, *after, H_start, d, y, *flat)
+    return y, (*after, H_start, d)

@@ -7,3 +7,4 @@
 #include "hidden.h"
 #include "orthogonal.h"
 #include "token.h"
+#include "online.h"
