@@ -19,9 +19,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from atlas_memory.memory.architectures import RankOne, plain
-from atlas_memory.memory.graphs import KEPT_BYTES, Body, Plan, chunk_body, kept_blocks, scan
+from atlas_memory.memory.architectures import MLP, RankOne, plain
+from atlas_memory.memory.attentional_bias import L2
+from atlas_memory.memory.graphs import (
+    KEPT_BYTES,
+    Body,
+    Plan,
+    chunk_body,
+    compiles,
+    kept_blocks,
+    rounds,
+    scan,
+)
+from atlas_memory.memory.learner import error
 from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
+from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native.library import served
 from atlas_memory.memory.omega import (
     Coefficients,
     PairSum,
@@ -56,29 +69,57 @@ def memorize_chunkwise(
     streams = tokens.streams(layout, spec.window - 1)
     streams = _hoist(spec)(spec, streams, block)
     heads = tokens.keys.shape[1]
-    plan = Plan(
-        block=block,
-        slots=streams[0].shape[1],
-        lookbacks=(0, spec.window - 1, spec.window - 1, *(0,) * (len(streams) - 3)),
-        partial=spec.linear,
-        kept=_kept_blocks(spec, block, streams, initial),
-        fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
-        count=None if layout is None else layout.count.repeat_interleave(heads, 0),
-    )
-    zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
+    now = flat((*state.start, *state.start_momentum))
     constants = spec.features.per_row(tokens.constants, len(streams[0]))
-    y, after = scan(
-        _body(spec),
-        plan,
-        flat((*state.start, *state.start_momentum)),
-        flat((*initial, *zeros)) if layout is not None else (),
-        streams,
-        () if constants is None else (constants,),
-    )
+    if layout is None and _by_kernel(spec, streams, now):
+        y, after = _read_by_kernel(spec, streams, now, constants)
+    else:
+        plan = Plan(
+            block=block,
+            slots=streams[0].shape[1],
+            lookbacks=(0, spec.window - 1, spec.window - 1, *(0,) * (len(streams) - 3)),
+            partial=spec.linear,
+            kept=_kept_blocks(spec, block, streams, initial),
+            fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
+            count=None if layout is None else layout.count.repeat_interleave(heads, 0),
+        )
+        zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
+        first = flat((*initial, *zeros)) if layout is not None else ()
+        shared = () if constants is None else (constants,)
+        y, after = scan(_body(spec), plan, now, first, streams, shared)
     y = y.unflatten(0, (-1, heads))
     y = y[:, :, y.shape[2] - tokens.new :] if layout is None else gather(y, layout.slot)
     parts = tuple(x.unflatten(0, (-1, heads)) for x in after)
     return y, parts[: len(initial)], parts[len(initial) :]
+
+
+def _by_kernel(spec: MemorySpec, streams: Tensors, now: Tensors) -> bool:
+    """Whether a kernel of the processor's can read all chunks, one behind the other: those of an
+    MLP, as long as what their gradients need fits.
+    """
+    deep, dk = spec.architecture, streams[0].shape[2]
+    plain = isinstance(deep, MLP) and not deep.normalize and isinstance(spec.bias, L2)
+    sums = not (spec.materialized or spec.retention.channel or spec.decays_first)
+    if not (plain and sums and spec.features.dim(dk) <= 4 * dk) or spec.stop_gradient:
+        return False
+    if compiles() or rounds() or not served((*streams, *now)):
+        return False
+    chunks, pairs = -(-streams[0].shape[1] // spec.chunk), spec.chunk + spec.window - 1
+    hidden, dv = now[1].shape[1], streams[2].shape[2]
+    numbers = pairs * (5 * hidden + dv + 2 * spec.chunk) + sum(w[0].numel() for w in now)
+    kept = chunks if torch.is_grad_enabled() else 1
+    return kept * numbers * len(now[0]) * now[0].element_size() <= KEPT_BYTES
+
+
+def _read_by_kernel(
+    spec: MemorySpec, streams: Tensors, now: Tensors, constants: Tensor | None
+) -> tuple[Tensor, Tensors]:
+    q, k, v, _, *made = streams
+    phi_k, phi_q = spec.features(k, constants), spec.features(q, constants)
+    matrices = (*now, None, None)[:4]
+    gates = (*made, None, None, None)[:5]
+    y, *after = native.Deep.run(*matrices, phi_k, error(spec, k, v), phi_q, *gates, spec.chunk)
+    return (y + q if spec.architecture.residual else y), tuple(after[: len(now)])
 
 
 def _body(spec: MemorySpec) -> Body:

@@ -59,6 +59,11 @@ def compile_chunks(on: bool = True) -> None:
     _compiles = on
 
 
+def compiles() -> bool:
+    """Whether `compile_chunks` was asked for."""
+    return _compiles
+
+
 def chunk_body(make: Callable[..., Made], *choices: Any) -> Made:
     """make(*choices), compiled once for all chunks alike where `compile_chunks` asks for it."""
     return _compiled(make, rounds(), *choices) if _compiles else make(*choices)

@@ -355,6 +355,58 @@ class Runs:
         return tuple(x for x in self.written[4:] if x is not None)
 
 
+# ---- chunkwise.py --------------------------------------------------------------------------------
+
+
+class Deep(Function):
+    """Answers to a text of an MLP memory that is written from each chunk's start, and W1, W2, S1,
+    S2 at the start of the chunk that is open behind it. Names as in `deep.h`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        *inputs, chunk = given
+        matrices = inputs[:4]
+        streams: list[Any] = [None if x is None else beside(x) for x in inputs[4:]]
+        phi_k, _, phi_q = streams[:3]
+        (g, tokens, D), (dv, hidden) = phi_q.shape, matrices[0].shape[1:]
+        back, chunks = phi_k.shape[1] - tokens, -(-tokens // chunk)
+        sizes = tokens, chunk, back, D, hidden, dv, int(ctx is not None)
+        kept = chunks if ctx is not None else 1
+        borders = [_borders(x, kept) for x in matrices]
+        pairs = chunk + back
+        made = [phi_q.new_empty(g, kept * pairs, n) for n in (hidden, dv, hidden)]
+        made += [phi_q.new_empty(g, kept * chunk, n) for n in (hidden, pairs, pairs)]
+        y = phi_q.new_empty(g, tokens, dv)
+        call("deep_forward", sizes, *borders, *streams, *made, y)
+        if ctx is not None:
+            ctx.sizes = sizes
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*borders, *streams, *made)
+        last = tokens // chunk if ctx is not None else tokens // chunk % 2
+        return y, *(_border(x, w, last) for x, w in zip(borders, matrices, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, *given: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        streams, (tokens, *_, hidden, dv, _) = saved[4:12], ctx.sizes
+        ends = zip(given, saved[:4], (dv, hidden, dv, hidden), strict=True)
+        d = [_taken(x, w, rows) for x, w, rows in ends]
+        made = [None if x is None else torch.zeros_like(x) for x in streams]
+        dy = streams[0].new_zeros(len(streams[0]), tokens, dv) if dy is None else beside(dy)
+        call("deep_backward", ctx.sizes, dy, *saved, *d, *made)
+        return *d, *made, None
+
+
+def _border(borders: Tensor | None, like: Tensor | None, n: int) -> Tensor | None:
+    """The matrix at the n-th border, as a tensor of its own."""
+    if borders is None or like is None:
+        return None
+    rows = like.shape[1]
+    return borders[:, n * rows : (n + 1) * rows].clone()
+
+
 # ---- online_chunk.py -----------------------------------------------------------------------------
 
 

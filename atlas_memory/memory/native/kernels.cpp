@@ -6,5 +6,6 @@
 #include "coefficients.h"
 #include "hidden.h"
 #include "orthogonal.h"
+#include "deep.h"
 #include "token.h"
 #include "online.h"
