@@ -37,7 +37,10 @@ class Stream(BaseStreamer):
         if self._prompt:
             self._prompt = False
             return
-        self.tokens += value.flatten().tolist()
+        self.add(value.flatten().tolist())
+
+    def add(self, tokens: list[int]) -> None:
+        self.tokens += tokens
         self._write(len(self.tokens) - self._written > LONGEST_CHARACTER)
 
     def end(self) -> None:

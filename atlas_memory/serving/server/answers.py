@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from atlas_memory.data.tokenizer import Tokenizer
 from atlas_memory.reading.generation import Stream
 
@@ -16,12 +14,11 @@ class Answer:
         self._stops, self._held = stops, ""
         self._pieces: list[str] = []
         self._stream = Stream(tokenizer, self._pieces.append)
-        self._stream.put(torch.empty(0))  # the prompt, which is not written
 
     def add(self, token: int) -> str:
         """What can be shown now."""
         self.tokens += 1
-        self._stream.put(torch.tensor([token]))
+        self._stream.add([token])
         return self._show()
 
     def end(self) -> str:
