@@ -28,7 +28,6 @@ from atlas_memory.memory.graphs import (
     chunk_body,
     compiles,
     kept_blocks,
-    rounds,
     scan,
 )
 from atlas_memory.memory.learner import error
@@ -102,7 +101,7 @@ def _by_kernel(spec: MemorySpec, streams: Tensors, now: Tensors) -> bool:
     sums = not (spec.materialized or spec.retention.channel or spec.decays_first)
     if not (plain and sums and spec.features.dim(dk) <= 4 * dk) or spec.stop_gradient:
         return False
-    if compiles() or rounds() or not served((*streams, *now)):
+    if compiles() or not served((*streams, *now)):
         return False
     chunks, pairs = -(-streams[0].shape[1] // spec.chunk), spec.chunk + spec.window - 1
     hidden, dv = now[1].shape[1], streams[2].shape[2]

@@ -13,7 +13,6 @@ ever gets a full-size gradient of its own. The first `kept` blocks keep their gr
 many as fit into a fixed budget; beyond it one block's intermediates are the most alive.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from atlas_memory.memory.native.library import served
+from atlas_memory.memory.precision import Rounding, rounds
 from atlas_memory.memory.tree import Tensors, where
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -84,27 +84,6 @@ def as_given(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if plain else torch.autocast(x.device.type, enabled=False)
 
 
-_precision = threading.local()
-
-
-def rounds() -> bool:
-    """Whether factors of products are rounded to bfloat16 (`products.py`)."""
-    return getattr(_precision, "rounds", False)
-
-
-class Rounding:
-    """Round them, or do not, while this context lasts; a generator's would take longer to enter."""
-
-    def __init__(self, on: bool) -> None:
-        self.on = on
-
-    def __enter__(self) -> None:
-        self.before, _precision.rounds = rounds(), self.on
-
-    def __exit__(self, *error: object) -> None:
-        _precision.rounds = self.before
-
-
 class _NoGraph:
     """Stands for the node of a graph where there is none: keeps nothing."""
 
@@ -125,9 +104,9 @@ class OwnBackward(torch.autograd.Function):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.twin is None:
-            cls.twin = cls  # a twin has no other
-            cls.twin = type(cls.__name__, (cls,), {"backward": _rounding(cls.backward)})
+        if "twin" not in vars(cls):
+            made = {"backward": _rounding(cls.backward), "twin": None}  # a twin has no other
+            cls.twin = type(cls.__name__, (cls,), made)
 
     if TYPE_CHECKING:
 
@@ -137,7 +116,7 @@ class OwnBackward(torch.autograd.Function):
     @classmethod
     def run(cls, *given: Any) -> Any:
         """`apply`; without gradients `forward` alone, for a node costs more than a token's work."""
-        if cls.native is not None and not rounds() and served(given):
+        if cls.native is not None and served(given):
             return cls.native.run(*given)
         if not torch.is_grad_enabled():
             return cls.forward(_NoGraph(), *given)

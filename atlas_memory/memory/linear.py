@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.graphs import Body, OwnBackward, rounds, table
+from atlas_memory.memory.graphs import Body, OwnBackward, table
 from atlas_memory.memory.learner import error
 from atlas_memory.memory.native import functions as native
 from atlas_memory.memory.native.library import served
@@ -34,6 +34,7 @@ from atlas_memory.memory.omega import (
     coefficients,
     rows_at,
 )
+from atlas_memory.memory.precision import rounds
 from atlas_memory.memory.products import bmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.tree import Tensors

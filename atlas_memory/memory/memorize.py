@@ -8,7 +8,7 @@ from torch import Tensor
 from atlas_memory.memory.checks import check_constants, check_form, check_inputs, check_state
 from atlas_memory.memory.chunkwise import memorize_chunkwise
 from atlas_memory.memory.decode import decode
-from atlas_memory.memory.graphs import Rounding, as_given, untraced
+from atlas_memory.memory.graphs import as_given, untraced
 from atlas_memory.memory.kernel import memorize_kernel
 from atlas_memory.memory.learner import newborn, to_state
 from atlas_memory.memory.linear_token import read_linear_token
@@ -16,6 +16,7 @@ from atlas_memory.memory.omega import Gates, mask_young
 from atlas_memory.memory.online import memorize_online_recurrent
 from atlas_memory.memory.online_chunk import memorize_online
 from atlas_memory.memory.online_token import read_token
+from atlas_memory.memory.precision import Rounding
 from atlas_memory.memory.products import require_products
 from atlas_memory.memory.recurrent import memorize_recurrent
 from atlas_memory.memory.spec import MemorySpec

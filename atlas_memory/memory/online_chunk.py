@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import MLP, plain
-from atlas_memory.memory.graphs import Plan, chunk_body, compiles, kept_blocks, rounds, scan
+from atlas_memory.memory.graphs import Plan, chunk_body, compiles, kept_blocks, scan
 from atlas_memory.memory.learner import (
     Learner,
     bounded_back,
@@ -216,7 +216,7 @@ def _read(
 
 def _by_kernel(spec: MemorySpec, piece: Piece, few: range | None, given: Tensors) -> bool:
     """Whether a kernel of the processor's can read all chunks of a piece, one behind the other."""
-    if torch.is_grad_enabled() or rounds() or compiles() or piece.phase != 0:
+    if torch.is_grad_enabled() or compiles() or piece.phase != 0:
         return False
     optimizer, plain = spec.optimizer, isinstance(spec.architecture, MLP) and not spec.bias.hebbian
     steps = few is not None or not optimizer.orthogonal

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from atlas_memory.memory.graphs import OwnBackward, rounds
+from atlas_memory.memory.graphs import OwnBackward
 from atlas_memory.memory.native import functions as native
 from atlas_memory.memory.native.library import served
+from atlas_memory.memory.precision import rounds
 
 PRODUCTS = ("float32", "bfloat16")
 # Whether the processor has instructions for it. That torch can do it says less: without them it is
@@ -29,9 +30,9 @@ def require_products(given: str, field: str = "products") -> None:
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    if rounds():
-        return _Rounded.run(a, b)
-    return native.Product.run(a, b) if served((a, b)) else torch.bmm(a, b)
+    if served((a, b)):
+        return native.Product.run(a, b)
+    return _Rounded.run(a, b) if rounds() else torch.bmm(a, b)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -48,11 +49,9 @@ def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
 
 def baddbmm_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """x + a b, in the place of x."""
-    if rounds():
-        return x.add_(_Rounded.run(a, b))
-    if not served((x, a, b)):
-        return x.baddbmm_(a, b)
-    return native.onto(x, a, b)
+    if served((x, a, b)):
+        return native.onto(x, a, b)
+    return x.add_(_Rounded.run(a, b)) if rounds() else x.baddbmm_(a, b)
 
 
 class _Rounded(OwnBackward):

@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atlas_memory.memory.graphs import rounds
 from atlas_memory.memory.linear import Exact, Pairs, by_unknown, exact_of, solve
 from atlas_memory.memory.native import functions as native
 from atlas_memory.memory.native.library import served
@@ -46,7 +45,7 @@ def write_runs(
     `hoist_exact`; count: how many tokens of every row there are, where rows differ; older: how
     many of the pairs before the chunk learn from its start.
     """
-    plain = not (spec.bias.hebbian or spec.stop_gradient or rounds()) and count is None
+    plain = not (spec.bias.hebbian or spec.stop_gradient) and count is None
     if plain and served((*carried, *pairs, *gates)):
         return native.Runs.of(carried, pairs, gates, run, spec.window, older)
     return _Runs.of(spec, carried, pairs, gates, run, count, older)

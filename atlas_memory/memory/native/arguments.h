@@ -1,8 +1,9 @@
-// What Python hands over: threads, rows, sizes, and four numbers for every tensor [g, rows, columns].
+// What Python hands over: threads, rows, whether factors of products are rounded, sizes, and four
+// numbers for every tensor [g, rows, columns].
 #pragma once
 #include <string.h>
 
-#include "product.h"
+#include "rounded.h"
 
 template <class T> struct Tensor {
     T *p;
@@ -13,8 +14,9 @@ template <class T> struct Tensor {
 
 struct Arguments {
     const long *next;
-    long threads, rows;
-    explicit Arguments(const long *given) : next(given + 2), threads(given[0]), rows(given[1]) {}
+    long threads, rows, rounded;
+    explicit Arguments(const long *given)
+        : next(given + 3), threads(given[0]), rows(given[1]), rounded(given[2]) {}
     long size() { return *next++; }
     double number() {
         double x;
@@ -34,7 +36,7 @@ struct Arguments {
     extern "C" void name##_double(const long *given) { name<double>(Arguments(given)); }
 
 #define ALL_ROWS(a) _Pragma("omp parallel for schedule(dynamic) num_threads((a).threads)")          \
-    for (long g = 0; g < (a).rows; g++)
+    for (long g = 0; g < (a).rows; g++) if (Rounding rounding((a).rounded); true)
 
 // ---- row by row ----------------------------------------------------------------------------------
 

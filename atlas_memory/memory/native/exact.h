@@ -85,7 +85,7 @@ constexpr long SOLVED = 8;  // unknowns that are solved one by one, behind a pro
 template <class T> static void solve_down(long n, long dv, Matrix<const T> N, Matrix<T> e) {
     for (long begin = 0; begin < n; begin += SOLVED) {
         long end = begin + SOLVED < n ? begin + SOLVED : n;
-        product<T>(end - begin, dv, begin, N.from(begin), fixed(e), e.from(begin), true);
+        product_exact<T>(end - begin, dv, begin, N.from(begin), fixed(e), e.from(begin), true);
         for (long i = begin + 1; i < end; i++)
             for (long j = begin; j < i; j++) scaled<T>(dv, N(i, j), &e(j, 0), &e(i, 0), true);
     }
@@ -95,8 +95,8 @@ template <class T> static void solve_down(long n, long dv, Matrix<const T> N, Ma
 template <class T> static void solve_up(long n, long dv, Matrix<const T> N, Matrix<T> e) {
     for (long end = n; end > 0;) {
         long begin = end > SOLVED ? end - SOLVED : 0;
-        product<T>(end - begin, dv, n - end, N.from(end, begin).turned(), fixed(e.from(end)),
-                   e.from(begin), true);
+        product_exact<T>(end - begin, dv, n - end, N.from(end, begin).turned(), fixed(e.from(end)),
+                         e.from(begin), true);
         for (long i = end - 1; i > begin; i--)
             for (long j = begin; j < i; j++) scaled<T>(dv, N(i, j), &e(i, 0), &e(j, 0), true);
         end = begin;

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from atlas_memory.memory.graphs import OwnBackward
 from atlas_memory.memory.native.library import call, side_by_side as beside
+from atlas_memory.memory.precision import rounds
 
 
-class Function(torch.autograd.Function):
-    """As `graphs.OwnBackward`, which has chosen the kernel already."""
-
-    if TYPE_CHECKING:
-
-        @classmethod
-        def apply(cls, *given: Any) -> Any: ...
+class Function(OwnBackward):
+    """As `OwnBackward`, which has chosen the kernel already."""
 
     @classmethod
     def run(cls, *given: Any) -> Any:
-        return cls.apply(*given) if torch.is_grad_enabled() else cls.forward(None, *given)
+        if not torch.is_grad_enabled():
+            return cls.forward(None, *given)
+        return (cls.twin if rounds() else cls).apply(*given)
 
 
 # ---- products.py ---------------------------------------------------------------------------------
@@ -156,22 +155,20 @@ class Orthogonal(Function):
 
     @staticmethod
     def forward(ctx: Any, S: Tensor, steps: int, *coefficients: float) -> Tensor:
-        g, m, n = S.shape
         S = S if 1 in S.stride()[1:] else S.contiguous()
-        Y, K, length = torch.empty_like(S), S.new_empty(g, m, m), S.new_empty(g, 1, 1)
-        kept = None if ctx is None else S.new_empty(g, 4 * steps * m, m)
-        call("orthogonal_forward", (m, n, steps, *coefficients), S, Y, K, length, kept)
+        Y, sizes = torch.empty_like(S), (*S.shape[1:], steps, *coefficients)
+        call("orthogonal_forward", sizes, S, Y)
         if ctx is not None:
-            ctx.sizes = m, n, steps, *coefficients
-            ctx.save_for_backward(S, K, length, kept)
+            ctx.sizes = sizes
+            ctx.save_for_backward(S)
         return Y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dY: Tensor) -> tuple[Tensor | None, ...]:
-        S, K, length, kept = ctx.saved_tensors
+        (S,) = ctx.saved_tensors
         dS = torch.empty_like(S)
-        call("orthogonal_backward", ctx.sizes, dY, S, K, length, kept, dS)
+        call("orthogonal_backward", ctx.sizes, dY, S, dS)
         return dS, *(None,) * 4
 
 

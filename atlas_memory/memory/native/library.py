@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atlas_memory.memory.precision import rounds
+
 HERE = Path(__file__).parent
 SWITCH = "ATLAS_NATIVE"
 FLAGS = [
@@ -120,7 +122,7 @@ def served(given: tuple[Any, ...]) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    dtype = None
+    dtype = torch.float32 if rounds() else None  # no kernel rounds others
     for x in given:
         if isinstance(x, Tensor):
             if dtype is None:
@@ -153,7 +155,7 @@ def _as_bits(x: float) -> int:
 def call(name: str, sizes: tuple[int | float, ...], *tensors: Tensor | None) -> None:
     """Run a kernel over the rows of tensors [g, .., ..], the first of which is there."""
     first: Any = tensors[0]
-    numbers = [torch.get_num_threads(), first.shape[0]]
+    numbers = [torch.get_num_threads(), first.shape[0], int(rounds())]
     numbers += [x if isinstance(x, int) else _as_bits(x) for x in sizes]
     for x in tensors:
         numbers += ABSENT if x is None else (x.data_ptr(), *x.stride())

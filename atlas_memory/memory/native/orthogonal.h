@@ -48,9 +48,27 @@ static void mixed(long m, T p, Matrix<const T> x, T q, Matrix<const T> y, Matrix
     }
 }
 
-// o = p (x + x^T)
+// o = p (x + x^T), square by square of vectors.
 template <class T> static void both_halves(long m, T p, Matrix<const T> x, Matrix<T> o) {
-    for (long i = 0; i < m; i++)
+    constexpr long L = LANES<T>;
+    long whole = m / L * L;
+    for (long i = 0; i < whole; i += L)
+        for (long j = 0; j <= i; j += L) {
+            Vector<T> r[L], across[L];
+#pragma GCC unroll 16
+            for (long y = 0; y < L; y++) across[y] = load<T>(&x(j + y, 0) + i);
+            turn<T>(across);
+#pragma GCC unroll 16
+            for (long y = 0; y < L; y++) {
+                r[y] = p * (load<T>(&x(i + y, 0) + j) + across[y]);
+                store<T>(&o(i + y, 0) + j, r[y]);
+            }
+            if (i == j) continue;
+            turn<T>(r);
+#pragma GCC unroll 16
+            for (long y = 0; y < L; y++) store<T>(&o(j + y, 0) + i, r[y]);
+        }
+    for (long i = whole; i < m; i++)
         for (long j = 0; j <= i; j++) o(i, j) = o(j, i) = p * (x(i, j) + x(j, i));
 }
 
@@ -113,12 +131,11 @@ static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix
 template <class T> static void orthogonal_forward(Arguments a) {
     long m = a.size(), n = a.size();
     Polynomial of(a);
-    auto S = a.tensor<const T>(), Y = a.tensor<T>(), K = a.tensor<T>(), length = a.tensor<T>();
-    auto kept = a.tensor<T>();
+    auto S = a.tensor<const T>(), Y = a.tensor<T>();
     ALL_ROWS(a) {
         Room room;
-        auto own = kept ? kept.at(g) : room.matrix<T>(4 * of.steps * m, m);
-        length.at(g)(0, 0) = by_gram<T>(of, m, n, S.at(g), Y.at(g), K.at(g), {own, m});
+        auto kept = room.matrix<T>(4 * of.steps * m, m), K = room.matrix<T>(m, m);
+        by_gram<T>(of, m, n, S.at(g), Y.at(g), K, {kept, m});
     }
 }
 KERNEL(orthogonal_forward)
@@ -130,14 +147,15 @@ template <class T> static void orthogonal_backward(Arguments a) {
     Polynomial of(a);
     long steps = of.steps;
     T q = of.b, r = of.c;
-    auto dY = a.tensor<const T>(), S = a.tensor<const T>(), K = a.tensor<const T>();
-    auto length = a.tensor<const T>(), kept = a.tensor<const T>();
+    auto dY = a.tensor<const T>(), S = a.tensor<const T>();
     auto dS = a.tensor<T>();
     ALL_ROWS(a) {
         Room room;
-        auto s = S.at(g), dy = dY.at(g), last = K.at(g);
-        T found = length.at(g)(0, 0), size = found + T(SMALLEST);
-        Iterations<const T> it = {kept.at(g), m};
+        // made again: what it would be kept in is slower than the products
+        auto kept = room.matrix<T>(4 * steps * m, m), K = room.matrix<T>(m, m);
+        auto s = S.at(g), dy = dY.at(g), last = fixed(K);
+        T found = by_gram<T>(of, m, n, s, dS.at(g), K, {kept, m}), size = found + T(SMALLEST);
+        Iterations<const T> it = {fixed(kept), m};
         auto dA = room.matrix<T>(m, m), dQ = room.matrix<T>(m, m), dR = room.matrix<T>(m, m);
         auto made = room.matrix<T>(m, m), next = room.matrix<T>(m, m);
         product<T>(m, m, n, dy, s.turned(), made);

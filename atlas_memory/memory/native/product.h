@@ -190,7 +190,7 @@ static void columns(long m, long wide, long k, Matrix<const T> a, Matrix<const T
 
 // C [m, n] = A [m, k] B [k, n], or C + A B. Rows of C lie side by side.
 template <class T>
-static void product(long m, long n, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
+static void product_exact(long m, long n, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
                     bool add = false) {
     static thread_local Block kept;
     if (!kept.p) kept.p = aligned_alloc(64, DEPTH * 2 * BYTES);

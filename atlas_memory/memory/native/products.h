@@ -9,6 +9,7 @@ template <class T> static void bmm(Arguments a) {
     long cuts = a.rows >= a.threads || m < 4 * ROWS ? 1 : a.threads;
 #pragma omp parallel for num_threads(a.threads)
     for (long item = 0; item < a.rows * cuts; item++) {
+        Rounding rounding(a.rounded);
         long g = item / cuts, begin = item % cuts * m / cuts, end = (item % cuts + 1) * m / cuts;
         product<T>(end - begin, n, k, left.at(g).from(begin), right.at(g), out.at(g).from(begin),
                    add);
