@@ -37,6 +37,7 @@ from atlas_memory.layers.projections import require_heads
 from atlas_memory.layers.rows import Lengths, Starts, row_tail, valid_tokens
 from atlas_memory.memory import Gates, MemorySpec
 from atlas_memory.memory.graphs import as_given
+from atlas_memory.memory.native import layer as native
 from atlas_memory.memory.tokens import age_of_tokens
 from atlas_memory.memory.tree import State
 
@@ -100,8 +101,11 @@ class GateProjections(nn.Module):
 
     def forward(self, x: Tensor, bound: Tensor | None) -> Gates:
         """From the tokens x [b, t, dim] and the largest step of each head [h]; None: 1."""
-        raw = gate_logits(x, self.weight, self.bias).sigmoid()
-        opened = self._split(raw.mT, dim=1)  # those of one number a head are [b, h, t] already
+        logits = gate_logits(x, self.weight, self.bias)
+        if x.shape[1] == 1 and self._plain and native.reads(logits):
+            return self._opened(logits, bound)
+        # those of one number a head are [b, h, t] already
+        opened = self._split(logits.sigmoid().mT, dim=1)
         share = opened["eta"]
         theta, gamma, steps = None, None, [share]
         if bound is not None:
@@ -110,13 +114,34 @@ class GateProjections(nn.Module):
             steps.append(LARGEST_HIDDEN_STEP * opened["hidden"])
         if "theta" in opened:
             theta = 0.9 * opened["theta"]
-            heavy = not (self.spec.online and self.spec.optimizer.orthogonal)
-            steps = [step * (1 - theta) for step in steps] if heavy else steps
+            steps = [step * (1 - theta) for step in steps] if self._heavy else steps
         if "gamma" in opened:
             gamma = self._by_token(opened["gamma"])
             looked = 1 + gamma[..., 1:].sum(dim=-1)
             steps = [step / looked for step in steps]
         return Gates(self._alpha(opened, share), steps[0], theta, gamma, *steps[1:])
+
+    @property
+    def _heavy(self) -> bool:
+        """Whether a step goes on as momentum."""
+        return not (self.spec.online and self.spec.optimizer.orthogonal)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether alpha is one number a head, as it comes out of its sigmoid, or there is none."""
+        exact, retention = self.spec.online or not self.spec.architecture.deep, self.spec.retention
+        return exact and not (retention.fixed or retention.channel)
+
+    def _opened(self, logits: Tensor, bound: Tensor | None) -> Gates:
+        """The same of one token, in one call."""
+        largest = None if bound is None else bound.to(logits)
+        made = native.gates_token(
+            logits, largest, LARGEST_HIDDEN_STEP, self.heads, self.widths, self._heavy
+        )
+        opened = self._split(made.mT, dim=1)
+        gamma = self._by_token(opened["gamma"]) if "gamma" in opened else None
+        one = {name: opened.get(name) for name in ("alpha", "eta", "theta", "hidden")}
+        return Gates(**one, gamma=gamma)
 
     def _alpha(self, opened: dict[str, Tensor], share: Tensor) -> Tensor | None:
         if self.spec.retention.fixed:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from atlas_memory.layers.rows import Lengths, Starts, document_ids, row_tail
 from atlas_memory.memory.graphs import OwnBackward, scalar
+from atlas_memory.memory.native import layer as native
 from atlas_memory.memory.tree import State
 
 CONV_SIZE = 4
@@ -80,9 +81,17 @@ class Projections(nn.Module):
     def forward(
         self, x: Tensor, state: ConvState | None, starts: Starts | None, lengths: Lengths | None
     ) -> tuple[tuple[Tensor, Tensor, Tensor], ConvState]:
-        projected = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=2)
-        mixed, state = self.conv(projected, state, starts=starts, lengths=lengths)
-        q, k, v = by_head(unit(heads_of(mixed, 3 * self.heads))).chunk(3, dim=1)
+        parts = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        single = x.shape[1] == 1 and starts is None and lengths is None
+        if single and state is not None and native.reads(*parts, state.tail, self.conv.weight):
+            d = x.shape[2] // self.heads
+            wide, tail = native.mixed_token(parts, state.tail, self.conv.weight, d)
+            mixed, state = torch.unflatten(wide, 2, (3 * self.heads, -1)), ConvState(tail)
+        else:
+            projected = torch.cat(parts, dim=2)
+            projected, state = self.conv(projected, state, starts=starts, lengths=lengths)
+            mixed = unit(heads_of(projected, 3 * self.heads))
+        q, k, v = by_head(mixed).chunk(3, dim=1)
         return (q, k, v), state
 
 
@@ -142,6 +151,8 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, never in less than float32."""
+    if native.reads(x, weight):
+        return native.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 

@@ -8,4 +8,5 @@
 #include "orthogonal.h"
 #include "deep.h"
 #include "token.h"
+#include "layer.h"
 #include "online.h"
