@@ -318,6 +318,8 @@ def averaged(
     if phase is not None and starts is None and lengths is None:
         return _averaged_alike(mu, phase % spec.chunk % period, pending, period)
     place = age_of_tokens(position, time, starts) % spec.chunk % period
+    if time == 1 and starts is None and lengths is None:
+        return _averaged_token(mu, place, pending, period)
     if lengths is not None:
         mu = mu * valid_tokens(time, lengths)[:, None].to(mu)
     number = (place == 0).long().cumsum(dim=1)[:, None].expand(-1, h, -1)
@@ -330,6 +332,16 @@ def averaged(
     left = torch.where(done, 0.0, left)
     left = torch.where((last == 0)[:, None], begun[..., 0], left)
     return sums.gather(2, number) / period, left
+
+
+def _averaged_token(
+    mu: Tensor, place: Tensor, pending: Tensor | None, period: int
+) -> tuple[Tensor, Tensor]:
+    """The same of one token a row, at `place` [b, 1] of its run."""
+    sums = mu
+    if pending is not None:
+        sums = torch.where((place == 0)[..., None], mu, mu + pending[..., None].to(mu))
+    return sums / period, torch.where(place + 1 == period, 0.0, sums[..., 0])
 
 
 def _averaged_alike(
