@@ -337,106 +337,147 @@ static void older_backward(const Sizes &s, Matrix<const T> dp, Matrix<const T> W
     product<T>(s.dv, s.D, s.older, fixed(taken).turned(), X, dW, true);
 }
 
-// de, dW and dS come in as gradients of the errors and of the matrices behind the last run; dW and
-// dS go out as those at the start, and all other gradients are added to. d_borders, dS_borders: of
-// the matrices at every run's start.
+// e, W and S come in as gradients of the errors and of the matrices behind the last run; W and S go
+// out as those at the start, and all others are added to.
+template <class T> struct ExactGradients {
+    Matrix<T> e, W, S, X, v, before, now, momentum;
+};
+
+// Gradients of what a run leaves behind.
+template <class T>
+static void carry_back(const Sizes &s, const Run &r, const ExactRow<T> &a,
+                       const ExactGradients<T> &to, Matrix<const T> W, Matrix<const T> S) {
+    Room room;
+    long D = s.D, dv = s.dv, old = s.old();
+    auto own = room.matrix<T>(s.pairs(), dv), found = room.matrix<T>(s.pairs(), dv);
+    auto moved = room.matrix<T>(dv, D);
+    auto error = fixed(a.e.from(r.begin * r.c)), x = a.X.from(r.begin);
+    auto d_error = to.e.from(r.begin * r.c), dx = to.X.from(r.begin);
+    const T *last = &a.now(r.begin + r.m - 1, 0);
+    T *d_last = &to.now(r.begin + r.m - 1, 0);
+    written_backward<T>(r, dv, D, last + old, error, x, fixed(to.W), dx, d_error, d_last + old, own,
+                        found);
+    if (s.momentum) {
+        const T *kept = &a.momentum(r.begin + r.m - 1, 0);
+        T *d_kept = &to.momentum(r.begin + r.m - 1, 0);
+        written_backward<T>(r, dv, D, kept + dv, error, x, fixed(to.S), dx, d_error, d_kept + dv,
+                            own, found);
+        weigh_rows_backward<T>(dv, D, kept, S, fixed(to.S), moved, d_kept, false);
+        weigh_rows_backward<T>(dv, D, last + dv, S, fixed(to.W), moved, d_last + dv, true);
+        for (long k = 0; k < dv; k++) scaled<T>(D, 1, &moved(k, 0), &to.S(k, 0));
+    }
+    weigh_rows_backward<T>(dv, D, last, W, fixed(to.W), moved, d_last, false);
+    for (long k = 0; k < dv; k++) scaled<T>(D, 1, &moved(k, 0), &to.W(k, 0));
+}
+
+// Gradients of what every token's own error passes back.
+template <class T>
+static void sent_backward(const Sizes &s, const Run &r, const ExactRow<T> &a,
+                          const ExactGradients<T> &to, Matrix<const T> dp, Matrix<const T> W,
+                          Matrix<const T> S) {
+    Room room;
+    long D = s.D, dv = s.dv, c = s.window, old = s.old();
+    auto E = room.matrix<T>(s.run, s.run * c), dE = room.matrix<T>(s.run, s.run * c);
+    auto F = room.matrix<T>(s.run, s.pairs()), dF = room.matrix<T>(s.run, s.pairs());
+    auto own = room.matrix<T>(s.pairs(), dv), found = room.matrix<T>(s.pairs(), dv);
+    T *row = room.numbers<T>(s.run * c);
+    auto error = fixed(a.e.from(r.begin * c)), x = a.X.from(r.begin), b = a.before.from(r.begin);
+    auto d_error = to.e.from(r.begin * c), db = to.before.from(r.begin);
+    auto dx = to.X.from(r.begin);
+    Matrix<const T> first = {error.p, error.row * c, 1};
+    Matrix<T> d_first = {d_error.p, d_error.row * c, 1};
+    passed_by_matrix<T>(r, dv, D, dp, W, b, first, db, d_first, to.W, own, found);
+    if (s.momentum)
+        passed_by_matrix<T>(r, dv, D, dp, S, b.from(0, dv), first, db.from(0, dv), d_first, to.S,
+                            own, found);
+    product<T>(r.m, r.unknowns, dv, first, error.turned(), E);
+    sent_back<T>(r, b.from(0, old), fixed(E), F, row);
+    product<T>(r.pairs, D, r.m, fixed(F).turned(), dp, dx, true);
+    product<T>(r.m, r.pairs, D, dp, x.turned(), dF);
+    for (long t = 0; t < r.m; t++) {
+        long earlier = t * c;
+        r.deal<T>(t, &dF(t, 0), row);
+        times<T>(earlier, row, &E(t, 0), &db(t, old), true);
+        times<T>(earlier, row, &b(t, old), &dE(t, 0));
+        clear<T>(r.unknowns - earlier, &dE(t, earlier));
+    }
+    product<T>(r.m, dv, r.unknowns, fixed(dE), error, d_first, true);
+    product<T>(r.unknowns, dv, r.m, fixed(dE).turned(), first, d_error, true);
+}
+
+// Gradients of the errors of a run.
+template <class T>
+static void solve_back(const Sizes &s, const Run &r, const ExactRow<T> &a, const ExactGradients<T> &to,
+                       Matrix<const T> P, Matrix<const T> P_S, Matrix<const T> G, Matrix<const T> W,
+                       Matrix<const T> S) {
+    Room room;
+    long D = s.D, dv = s.dv, c = s.window, old = s.old();
+    auto N = room.matrix<T>(s.run * c, s.run * c), dG = room.matrix<T>(s.pairs(), s.pairs());
+    auto own = room.matrix<T>(s.pairs(), dv);
+    T *row = room.numbers<T>(s.run * c);
+    auto error = fixed(a.e.from(r.begin * c)), x = a.X.from(r.begin), b = a.before.from(r.begin);
+    auto d_error = to.e.from(r.begin * c), db = to.before.from(r.begin);
+    auto dx = to.X.from(r.begin);
+    system_of<T>(r, b.from(0, old), G, N);
+    solve_up<T>(r.unknowns, dv, fixed(N), d_error);
+    product<T>(r.unknowns, r.unknowns, dv, fixed(d_error), error.turned(), N);
+    system_backward<T>(r, b.from(0, old), G, fixed(N), db.from(0, old), dG, row);
+    product<T>(r.pairs, D, r.pairs, fixed(dG), x, dx, true);
+    told_backward<T>(r, dv, fixed(d_error), b, P, db, own);
+    product<T>(r.pairs, D, dv, fixed(own), W, dx, true);
+    product<T>(dv, D, r.pairs, fixed(own).turned(), x, to.W, true);
+    if (s.momentum) {
+        told_backward<T>(r, dv, fixed(d_error), b.from(0, dv), P_S, db.from(0, dv), own);
+        product<T>(r.pairs, D, dv, fixed(own), S, dx, true);
+        product<T>(dv, D, r.pairs, fixed(own).turned(), x, to.S, true);
+    }
+    for (long u = 0; u < r.unknowns; u++)
+        scaled<T>(dv, 1, &d_error(u, 0), &to.v(r.begin + r.pair(u), 0), true);
+}
+
+// d_borders, dS_borders: of the matrices at every run's start.
+template <class T>
+static void teach_exactly(const Sizes &s, const ExactRow<T> &a, const ExactGradients<T> &to,
+                          Matrix<const T> d_passed, Matrix<const T> d_borders,
+                          Matrix<const T> dS_borders) {
+    Room room;
+    long dv = s.dv, pairs = s.pairs();
+    for (long i = s.runs() - 1; i >= 0; i--) {
+        Run r(s, i);
+        auto W = fixed(a.W.from(i * dv)), S = s.momentum ? fixed(a.S.from(i * dv)) : W;
+        auto P_S = s.momentum ? fixed(a.P_S.from(i * pairs)) : fixed(a.P_S);
+        carry_back<T>(s, r, a, to, W, S);
+        for (long k = 0; k < dv; k++) {
+            if (d_borders.p) scaled<T>(s.D, 1, &d_borders(i * dv + k, 0), &to.W(k, 0), true);
+            if (dS_borders.p) scaled<T>(s.D, 1, &dS_borders(i * dv + k, 0), &to.S(k, 0), true);
+        }
+        if (d_passed.p) sent_backward<T>(s, r, a, to, d_passed.from(s.older + r.begin), W, S);
+        solve_back<T>(s, r, a, to, fixed(a.P.from(i * pairs)), P_S, fixed(a.G.from(i * pairs)), W, S);
+    }
+    if (s.older && d_passed.p) {
+        auto de = room.matrix<T>(s.older, dv), taken = room.matrix<T>(s.older, dv);
+        older_backward<T>(s, d_passed, fixed(a.W), a.X, fixed(a.e_old), to.W, to.X, to.v, de, taken);
+    }
+}
+
 template <class T> static void exact_backward(Arguments a) {
     Sizes s(a);
     auto de = a.tensor<T>();
     auto d_passed = a.tensor<const T>(), d_borders = a.tensor<const T>();
     auto dS_borders = a.tensor<const T>();
-    auto W = a.tensor<const T>(), S = a.tensor<const T>(), X = a.tensor<const T>();
+    auto W = a.tensor<T>(), S = a.tensor<T>();
+    auto X = a.tensor<const T>();
     auto before = a.tensor<const T>(), now = a.tensor<const T>(), momentum = a.tensor<const T>();
-    auto e = a.tensor<const T>(), P = a.tensor<const T>(), P_S = a.tensor<const T>();
-    auto G = a.tensor<const T>(), e_old = a.tensor<const T>();
+    auto e = a.tensor<T>(), P = a.tensor<T>(), P_S = a.tensor<T>(), G = a.tensor<T>();
+    auto e_old = a.tensor<T>();
     auto dW = a.tensor<T>(), dS = a.tensor<T>(), dX = a.tensor<T>(), d_v = a.tensor<T>();
     auto d_before = a.tensor<T>(), d_now = a.tensor<T>(), d_momentum = a.tensor<T>();
-    long D = s.D, dv = s.dv, c = s.window, old = s.old();
     ALL_ROWS(a) {
-        Room room;
-        auto N = room.matrix<T>(s.run * c, s.run * c), E = room.matrix<T>(s.run, s.run * c);
-        auto F = room.matrix<T>(s.run, s.pairs()), dF = room.matrix<T>(s.run, s.pairs());
-        auto own = room.matrix<T>(s.pairs(), dv), found = room.matrix<T>(s.pairs(), dv);
-        auto dG = room.matrix<T>(s.pairs(), s.pairs()), dE = room.matrix<T>(s.run, s.run * c);
-        auto moved = room.matrix<T>(dv, D);
-        T *row = room.numbers<T>(s.run * c);
-        auto dw = dW.at(g), ds = s.momentum ? dS.at(g) : dw;
-        for (long i = s.runs() - 1; i >= 0; i--) {
-            Run r(s, i);
-            auto w = W.at(g).from(i * dv), held = s.momentum ? S.at(g).from(i * dv) : w;
-            auto x = X.at(g).from(r.begin);
-            auto dx = dX.at(g).from(r.begin);
-            auto b = before.at(g).from(r.begin);
-            auto db = d_before.at(g).from(r.begin);
-            auto error = e.at(g).from(r.begin * c);
-            auto d_error = de.at(g).from(r.begin * c);
-            // ---- what the run leaves behind
-            const T *last = &now.at(g)(r.begin + r.m - 1, 0);
-            T *d_last = &d_now.at(g)(r.begin + r.m - 1, 0);
-            written_backward<T>(r, dv, D, last + old, error, x, fixed(dw), dx, d_error,
-                                d_last + old, own, found);
-            if (s.momentum) {
-                const T *kept = &momentum.at(g)(r.begin + r.m - 1, 0);
-                T *d_kept = &d_momentum.at(g)(r.begin + r.m - 1, 0);
-                written_backward<T>(r, dv, D, kept + dv, error, x, fixed(ds), dx, d_error,
-                                    d_kept + dv, own, found);
-                weigh_rows_backward<T>(dv, D, kept, held, fixed(ds), moved, d_kept, false);
-                weigh_rows_backward<T>(dv, D, last + dv, held, fixed(dw), moved, d_last + dv,
-                                       true);
-                for (long k = 0; k < dv; k++)
-                    scaled<T>(D, 1, &moved(k, 0), &ds(k, 0), false);
-            }
-            weigh_rows_backward<T>(dv, D, last, w, fixed(dw), moved, d_last, false);
-            for (long k = 0; k < dv; k++) {
-                scaled<T>(D, 1, &moved(k, 0), &dw(k, 0), false);
-                if (d_borders) scaled<T>(D, 1, &d_borders.at(g)(i * dv + k, 0), &dw(k, 0), true);
-                if (dS_borders) scaled<T>(D, 1, &dS_borders.at(g)(i * dv + k, 0), &ds(k, 0), true);
-            }
-            // ---- what every token's own error passes back
-            if (d_passed) {
-                auto dp = d_passed.at(g).from(s.older + r.begin);
-                Matrix<const T> first = {error.p, error.row * c, 1};
-                Matrix<T> d_first = {d_error.p, d_error.row * c, 1};
-                passed_by_matrix<T>(r, dv, D, dp, w, b, first, db, d_first, dw, own, found);
-                if (s.momentum)
-                    passed_by_matrix<T>(r, dv, D, dp, held, b.from(0, dv), first, db.from(0, dv),
-                                        d_first, ds, own, found);
-                product<T>(r.m, r.unknowns, dv, first, error.turned(), E);
-                sent_back<T>(r, b.from(0, old), fixed(E), F, row);
-                product<T>(r.pairs, D, r.m, fixed(F).turned(), dp, dx, true);
-                product<T>(r.m, r.pairs, D, dp, x.turned(), dF);
-                for (long t = 0; t < r.m; t++) {
-                    long earlier = t * c;
-                    r.deal<T>(t, &dF(t, 0), row);
-                    times<T>(earlier, row, &E(t, 0), &db(t, old), true);
-                    times<T>(earlier, row, &b(t, old), &dE(t, 0));
-                    clear<T>(r.unknowns - earlier, &dE(t, earlier));
-                }
-                product<T>(r.m, dv, r.unknowns, fixed(dE), error, d_first, true);
-                product<T>(r.unknowns, dv, r.m, fixed(dE).turned(), first, d_error, true);
-            }
-            // ---- the errors
-            auto inner = G.at(g).from(i * s.pairs());
-            system_of<T>(r, b.from(0, old), inner, N);
-            solve_up<T>(r.unknowns, dv, fixed(N), d_error);
-            product<T>(r.unknowns, r.unknowns, dv, fixed(d_error), error.turned(), N);
-            system_backward<T>(r, b.from(0, old), inner, fixed(N), db.from(0, old), dG, row);
-            product<T>(r.pairs, D, r.pairs, fixed(dG), x, dx, true);
-            told_backward<T>(r, dv, fixed(d_error), b, P.at(g).from(i * s.pairs()), db, own);
-            product<T>(r.pairs, D, dv, fixed(own), w, dx, true);
-            product<T>(dv, D, r.pairs, fixed(own).turned(), x, dw, true);
-            if (s.momentum) {
-                told_backward<T>(r, dv, fixed(d_error), b.from(0, dv),
-                                 P_S.at(g).from(i * s.pairs()), db.from(0, dv), own);
-                product<T>(r.pairs, D, dv, fixed(own), held, dx, true);
-                product<T>(dv, D, r.pairs, fixed(own).turned(), x, ds, true);
-            }
-            for (long u = 0; u < r.unknowns; u++)
-                scaled<T>(dv, 1, &d_error(u, 0), &d_v.at(g)(r.begin + r.pair(u), 0), true);
-        }
-        if (s.older && d_passed)
-            older_backward<T>(s, d_passed.at(g), W.at(g), X.at(g), e_old.at(g), dw, dX.at(g),
-                              d_v.at(g), found, own);
+        ExactRow<T> row = {W.at(g), S.at(g), X.at(g), {}, before.at(g), now.at(g), momentum.at(g),
+                           e.at(g), {}, P.at(g), P_S.at(g), G.at(g), e_old.at(g)};
+        ExactGradients<T> to = {de.at(g), dW.at(g), dS.at(g), dX.at(g), d_v.at(g), d_before.at(g),
+                                d_now.at(g), d_momentum.at(g)};
+        teach_exactly<T>(s, row, to, d_passed.at(g), d_borders.at(g), dS_borders.at(g));
     }
 }
 KERNEL(exact_backward)
@@ -496,49 +537,60 @@ static void said_backward(long m, long dv, long D, Matrix<const T> dy, Matrix<co
     product<T>(dv, D, m, fixed(dq).turned(), h, dW);
 }
 
-// dX is added to; all others are laid down.
+// X is added to; all others are laid down.
+template <class T> struct AnswerGradients {
+    Matrix<T> h, W, S, X, e, now;
+};
+
+template <class T>
+static void answer_back(const Sizes &s, const AnswerRow<T> &a, Matrix<const T> dy,
+                        const AnswerGradients<T> &to) {
+    Room room;
+    long D = s.D, dv = s.dv, old = s.old();
+    auto weighted = room.matrix<T>(s.run, s.run * s.window);
+    auto given = room.matrix<T>(s.run, s.run * s.window);
+    auto dR = room.matrix<T>(s.run, s.pairs()), dq = room.matrix<T>(s.run, dv);
+    T *row = room.numbers<T>(s.run * s.window);
+    for (long i = 0; i < s.runs(); i++) {
+        Run r(s, i);
+        auto asked = a.h.from(r.begin), x = a.X.from(r.begin), n = a.now.from(r.begin);
+        auto inner = a.R.from(r.begin);
+        auto d_out = dy.from(r.begin), error = a.e.from(r.begin * s.window);
+        auto dn = to.now.from(r.begin), d_asked = to.h.from(r.begin);
+        product<T>(r.m, r.unknowns, dv, d_out, error.turned(), given);
+        clear<T>(r.m, r.pairs, dR);
+        for (long t = 0; t < r.m; t++) {
+            r.deal<T>(r.m, &inner(t, 0), row);
+            times<T>(r.unknowns, row, &given(t, 0), &dn(t, old));
+            times<T>(r.unknowns, row, &n(t, old), &weighted(t, 0));
+            times<T>(r.unknowns, &given(t, 0), &n(t, old), row);
+            r.gather<T>(r.m, row, &dR(t, 0));
+        }
+        product<T>(r.m, D, r.pairs, fixed(dR), x, d_asked);
+        product<T>(r.pairs, D, r.m, fixed(dR).turned(), asked, to.X.from(r.begin), true);
+        product<T>(r.unknowns, dv, r.m, fixed(weighted).turned(), d_out,
+                   to.e.from(r.begin * s.window));
+        said_backward<T>(r.m, dv, D, d_out, n, fixed(a.Q.from(r.begin)), asked, a.W.from(i * dv), dn,
+                         d_asked, to.W.from(i * dv), dq);
+        if (s.momentum)
+            said_backward<T>(r.m, dv, D, d_out, n.from(0, dv), fixed(a.Q_S.from(r.begin)), asked,
+                             a.S.from(i * dv), dn.from(0, dv), d_asked, to.S.from(i * dv), dq);
+    }
+}
+
 template <class T> static void answer_backward(Arguments a) {
     Sizes s(a);
     auto dy = a.tensor<const T>(), h = a.tensor<const T>(), W = a.tensor<const T>();
     auto S = a.tensor<const T>(), X = a.tensor<const T>(), e = a.tensor<const T>();
-    auto now = a.tensor<const T>(), Q = a.tensor<const T>(), Q_S = a.tensor<const T>();
-    auto R = a.tensor<const T>();
+    auto now = a.tensor<const T>();
+    auto Q = a.tensor<T>(), Q_S = a.tensor<T>(), R = a.tensor<T>();
     auto dh = a.tensor<T>(), dW = a.tensor<T>(), dS = a.tensor<T>(), dX = a.tensor<T>();
     auto de = a.tensor<T>(), d_now = a.tensor<T>();
-    long D = s.D, dv = s.dv, old = s.old();
     ALL_ROWS(a) {
-        Room room;
-        auto weighted = room.matrix<T>(s.run, s.run * s.window);
-        auto given = room.matrix<T>(s.run, s.run * s.window);
-        auto dR = room.matrix<T>(s.run, s.pairs()), dq = room.matrix<T>(s.run, dv);
-        T *row = room.numbers<T>(s.run * s.window);
-        for (long i = 0; i < s.runs(); i++) {
-            Run r(s, i);
-            auto asked = h.at(g).from(r.begin), x = X.at(g).from(r.begin);
-            auto n = now.at(g).from(r.begin), inner = R.at(g).from(r.begin);
-            auto d_out = dy.at(g).from(r.begin), error = e.at(g).from(r.begin * s.window);
-            auto dn = d_now.at(g).from(r.begin);
-            product<T>(r.m, r.unknowns, dv, d_out, error.turned(), given);
-            clear<T>(r.m, r.pairs, dR);
-            for (long t = 0; t < r.m; t++) {
-                r.deal<T>(r.m, &inner(t, 0), row);
-                times<T>(r.unknowns, row, &given(t, 0), &dn(t, old));
-                times<T>(r.unknowns, row, &n(t, old), &weighted(t, 0));
-                times<T>(r.unknowns, &given(t, 0), &n(t, old), row);
-                r.gather<T>(r.m, row, &dR(t, 0));
-            }
-            auto d_asked = dh.at(g).from(r.begin);
-            product<T>(r.m, D, r.pairs, fixed(dR), x, d_asked);
-            product<T>(r.pairs, D, r.m, fixed(dR).turned(), asked, dX.at(g).from(r.begin), true);
-            product<T>(r.unknowns, dv, r.m, fixed(weighted).turned(), d_out,
-                       de.at(g).from(r.begin * s.window));
-            said_backward<T>(r.m, dv, D, d_out, n, Q.at(g).from(r.begin), asked,
-                             W.at(g).from(i * dv), dn, d_asked, dW.at(g).from(i * dv), dq);
-            if (s.momentum)
-                said_backward<T>(r.m, dv, D, d_out, n.from(0, dv), Q_S.at(g).from(r.begin), asked,
-                                 S.at(g).from(i * dv), dn.from(0, dv), d_asked,
-                                 dS.at(g).from(i * dv), dq);
-        }
+        AnswerRow<T> row = {h.at(g), W.at(g), S.at(g), X.at(g), e.at(g), now.at(g), {}, Q.at(g),
+                            Q_S.at(g), R.at(g)};
+        answer_back<T>(s, row, dy.at(g), {dh.at(g), dW.at(g), dS.at(g), dX.at(g), de.at(g),
+                                          d_now.at(g)});
     }
 }
 KERNEL(answer_backward)

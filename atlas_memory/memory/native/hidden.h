@@ -89,22 +89,30 @@ template <class T> static void hidden_forward(Arguments a) {
 }
 KERNEL(hidden_forward)
 
+// dz of `unit`, or onto it.
+template <class T>
+static void unit_back(long n, const T *z, const T *h, T length, const T *dh, T d_length, T *dz,
+                      bool add = false) {
+    T along = dot<T>(n, h, dh) - d_length * length, share = 1 / length;
+    ALONG(i, n) {
+        long left = n - i;
+        Vector<T> x = load<T>(z + i, left);
+        Vector<T> ds = (load<T>(dh + i, left) - along * load<T>(h + i, left)) * share;
+        auto p = normal(x);
+        ds *= p.cdf + x * p.pdf;
+        store<T>(dz + i, add ? load<T>(dz + i, left) + ds : ds, left);
+    }
+}
+
 template <class T> static void hidden_backward(Arguments a) {
     long rows = a.size(), n = a.size();
     auto dh = a.tensor<const T>(), d_length = a.tensor<const T>(), z = a.tensor<const T>();
     auto h = a.tensor<const T>(), length = a.tensor<const T>();
     auto dz = a.tensor<T>();
     ALL_ROWS(a) for (long t = 0; t < rows; t++) {
-        const T *given = &dh.at(g)(t, 0), *unit = &h.at(g)(t, 0), *in = &z.at(g)(t, 0);
-        T *out = &dz.at(g)(t, 0), found = length.at(g)(t, 0);
-        T along = dot<T>(n, unit, given) - (d_length ? d_length.at(g)(t, 0) * found : T(0));
-        ALONG(i, n) {
-            long left = n - i;
-            Vector<T> x = load<T>(in + i, left);
-            Vector<T> ds = (load<T>(given + i, left) - along * load<T>(unit + i, left)) / found;
-            auto p = normal(x);
-            store<T>(out + i, ds * (p.cdf + x * p.pdf), left);
-        }
+        T more = d_length ? d_length.at(g)(t, 0) : T(0);
+        unit_back<T>(n, &z.at(g)(t, 0), &h.at(g)(t, 0), length.at(g)(t, 0), &dh.at(g)(t, 0), more,
+                     &dz.at(g)(t, 0));
     }
 }
 KERNEL(hidden_backward)
@@ -139,47 +147,56 @@ template <class T> static void taught_forward(Arguments a) {
 KERNEL(taught_forward)
 
 // With w = dh / length behind the projection, s = gelu'(z) and c = gelu''(z):
-// du = g / (1 + |u|) - d <d, g> / |u|, and from there back through s and the projection.
+// du = g / (1 + |u|) - d <d, g> / |u|, and from there back through s and the projection. The
+// gradient of the length is returned; back: room for a row of vectors; add: dh_k onto what is there.
+template <class T> struct TaughtRow {
+    const T *dd, *d, *dh, *h, *z;
+    T norm, length;
+};
+
+template <class T>
+static T taught_back(long n, const TaughtRow<T> &a, T *d_dh, T *d_h, T *dz, T *back, bool add) {
+    T share = 1 / a.length, along = dot<T>(n, a.h, a.dh), shorter = 1 / (1 + a.norm);
+    T bound = dot<T>(n, a.d, a.dd) / (a.norm > T(TINY) ? a.norm : T(TINY));
+    Vector<T> over = {}, through = {};
+    ALONG(i, n) {
+        long left = n - i;
+        Vector<T> x = load<T>(a.z + i, left), e = load<T>(a.h + i, left);
+        Vector<T> w = (load<T>(a.dh + i, left) - along * e) * share;
+        auto p = normal(x);
+        Vector<T> du = load<T>(a.dd + i, left) * shorter - bound * load<T>(a.d + i, left);
+        Vector<T> dw = du * (p.cdf + x * p.pdf) * share;
+        store<T>(dz + i, du * w * p.pdf * (2 - x * x), left);
+        store<T>(back + i, dw, LANES<T>);
+        over += e * dw;
+        through += w * dw;
+    }
+    T inside = sum<T>(over);
+    ALONG(i, n) {
+        long left = n - i;
+        Vector<T> dw = load<T>(back + i), e = load<T>(a.h + i, left);
+        Vector<T> to_h = -along * dw - inside * load<T>(a.dh + i, left);
+        store<T>(d_dh + i, dw - inside * e, left);
+        store<T>(d_h + i, add ? load<T>(d_h + i, left) + to_h : to_h, left);
+    }
+    return -sum<T>(through);
+}
+
 template <class T> static void taught_backward(Arguments a) {
     long rows = a.size(), n = a.size();
     auto dd = a.tensor<const T>(), d = a.tensor<const T>(), norm = a.tensor<const T>();
     auto dh = a.tensor<const T>(), h = a.tensor<const T>(), length = a.tensor<const T>();
     auto z = a.tensor<const T>();
     auto d_dh = a.tensor<T>(), d_h = a.tensor<T>(), d_length = a.tensor<T>();
-    auto d_z = a.tensor<T>();
+    auto dz = a.tensor<T>();
     ALL_ROWS(a) {
         Room room;
         T *back = room.numbers<T>(n);
         for (long t = 0; t < rows; t++) {
-            const T *taught = &d.at(g)(t, 0), *asked = &dd.at(g)(t, 0), *in = &z.at(g)(t, 0);
-            const T *given = &dh.at(g)(t, 0), *unit = &h.at(g)(t, 0);
-            T *to_given = &d_dh.at(g)(t, 0), *to_unit = &d_h.at(g)(t, 0);
-            T *to_z = &d_z.at(g)(t, 0);
-            T share = 1 / length.at(g)(t, 0), along = dot<T>(n, unit, given);
-            T found = norm.at(g)(t, 0), shorter = 1 / (1 + found);
-            T bound = dot<T>(n, taught, asked) / (found > T(TINY) ? found : T(TINY));
-            Vector<T> over = {}, through = {};
-            ALONG(i, n) {
-                long left = n - i;
-                Vector<T> x = load<T>(in + i, left), e = load<T>(unit + i, left);
-                Vector<T> w = (load<T>(given + i, left) - along * e) * share;
-                auto p = normal(x);
-                Vector<T> du = load<T>(asked + i, left) * shorter;
-                du -= bound * load<T>(taught + i, left);
-                Vector<T> dw = du * (p.cdf + x * p.pdf) * share;
-                store<T>(to_z + i, du * w * p.pdf * (2 - x * x), left);
-                store<T>(back + i, dw, LANES<T>);
-                over += e * dw;
-                through += w * dw;
-            }
-            T inside = sum<T>(over);
-            d_length.at(g)(t, 0) = -sum<T>(through);
-            ALONG(i, n) {
-                long left = n - i;
-                Vector<T> dw = load<T>(back + i), e = load<T>(unit + i, left);
-                store<T>(to_given + i, dw - inside * e, left);
-                store<T>(to_unit + i, -along * dw - inside * load<T>(given + i, left), left);
-            }
+            TaughtRow<T> row = {&dd.at(g)(t, 0), &d.at(g)(t, 0), &dh.at(g)(t, 0), &h.at(g)(t, 0),
+                                &z.at(g)(t, 0), norm.at(g)(t, 0), length.at(g)(t, 0)};
+            d_length.at(g)(t, 0) = taught_back<T>(n, row, &d_dh.at(g)(t, 0), &d_h.at(g)(t, 0),
+                                                  &dz.at(g)(t, 0), back, false);
         }
     }
 }
