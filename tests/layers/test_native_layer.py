@@ -55,13 +55,16 @@ def both_ways(
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 128), (3, 5, 7), (2, 3, 4, 33), (40, 20, 24)])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("turned", [None, (0, 1), (0, -1)])
 def test_rms_norm(
-    shape: tuple[int, ...], turned: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...],
+    turned: tuple[int, int] | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x = torch.randn(shape, dtype=dtype)
-    x = x.transpose(0, 1) if turned else x
-    weight = torch.rand(shape[-1], dtype=dtype)
+    x = x.transpose(*turned) if turned else x
+    weight = torch.rand(x.shape[-1], dtype=dtype)
     both_ways(monkeypatch, lambda: (rms_norm(x, weight, 1e-3),), "rms_norm")
 
 

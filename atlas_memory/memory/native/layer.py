@@ -15,9 +15,9 @@ def reads(*given: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     n = x.shape[-1]
-    rows = x.reshape(-1, 1, n)
-    y = torch.empty_like(rows)
-    call("rms_norm", (n, eps), beside(rows), y, weight)
+    rows = beside(x.reshape(-1, 1, n))
+    y = x.new_empty(rows.shape)
+    call("rms_norm", (n, eps), rows, y, beside(weight))
     return y.view(x.shape)
 
 
@@ -26,7 +26,7 @@ def mixed_token(
 ) -> tuple[Tensor, Tensor]:
     """q, k and v [b, 1, dim] behind `tail` [b, 3, 3 dim]: [b, 1, 3 dim] in heads of d, the tail."""
     dim = parts[0].shape[2]
-    y, last = tail.new_empty(len(tail), 1, 3 * dim), torch.empty_like(tail)
+    y, last = tail.new_empty(len(tail), 1, 3 * dim), tail.new_empty(tail.shape)
     given = (beside(x) for x in (*parts, tail))
     call("mixed_token", (dim, d), *given, beside(taps)[None], last, y)
     return y, last
