@@ -54,7 +54,7 @@ def both_ways(
 
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 128), (3, 5, 7), (2, 3, 4, 33), (40, 20, 24)])
+@pytest.mark.parametrize("shape", [(1, 1, 128), (5, 7), (3, 5, 7), (2, 3, 4, 33), (40, 20, 24)])
 @pytest.mark.parametrize("turned", [None, (0, 1), (0, -1)])
 def test_rms_norm(
     shape: tuple[int, ...],
