@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import MLP, plain
-from atlas_memory.memory.graphs import Plan, chunk_body, compiles, kept_blocks, scan
+from atlas_memory.memory.graphs import KEPT_BYTES, Plan, chunk_body, compiles, kept_blocks, scan
 from atlas_memory.memory.learner import (
     Learner,
     bounded_back,
@@ -189,7 +189,7 @@ def _read(
         asked = hidden_of(spec, hidden, at).asked(phi_q, shared)
     elif per_row is not None:
         shared = (*shared, per_row)
-    if early and _by_kernel(spec, piece, few, (seen, *exact, *hidden, *asked, *now.flat())):
+    if early and _by_kernel(spec, piece, few, now, (seen, *exact, *hidden, *asked)):
         text = (seen, error(spec, k, v), exact, hidden, asked)
         y, now = _read_by_kernel(spec, piece.block, run, now, first, text)
         return (y + q if spec.architecture.residual else y), now
@@ -214,13 +214,23 @@ def _read(
     return (y + q if spec.architecture.residual else y), now.like(after)
 
 
-def _by_kernel(spec: MemorySpec, piece: Piece, few: range | None, given: Tensors) -> bool:
+def _by_kernel(
+    spec: MemorySpec, piece: Piece, few: range | None, now: Learner, given: Tensors
+) -> bool:
     """Whether a kernel of the processor's can read all chunks of a piece, one behind the other."""
-    if torch.is_grad_enabled() or compiles() or piece.phase != 0:
+    deep, dv = spec.architecture, now.W[0].shape[1]
+    plain = isinstance(deep, MLP) and deep.normalize and not spec.bias.hebbian
+    steps = few is not None or not spec.optimizer.orthogonal
+    if not (plain and steps and piece.phase == 0) or spec.stop_gradient or compiles():
         return False
-    optimizer, plain = spec.optimizer, isinstance(spec.architecture, MLP) and not spec.bias.hebbian
-    steps = few is not None or not optimizer.orthogonal
-    return plain and spec.architecture.normalize and steps and served(given)
+    if not torch.is_grad_enabled():
+        return served((*now.flat(), *given))
+    (H,), tokens = now.H, given[0].shape[1]
+    # some five activations of every pair, and matrices and their momenta at every chunk's start
+    numbers = tokens * (5 * H.shape[1] + 6 * dv + 4 * spec.chunk)
+    numbers += -(-tokens // piece.block) * 8 * H[0].numel()
+    fits = numbers * len(H) * H.element_size() <= KEPT_BYTES
+    return fits and served((*now.flat(), *given))
 
 
 def _read_by_kernel(
@@ -237,19 +247,14 @@ def _read_by_kernel(
     phi_q = None if muon else asked[0]
     left, newborn = (*(asked if muon else asked[1:]), None)[:2]
     gates = (*exact, None)[:3]
-    streams = (seen, target, *gates, A, C, B, T, P, E, since, phi_q, left, newborn, first[1])
-    sizes = asked[0].shape[1], block, run, spec.window, optimizer.heavy, forgets, muon
-    rows = 0 if T is None else T.shape[-2]
+    known = (now.W[0], *(now.S or (None,)), *now.H, *(now.R or (None,)))
+    streams = (seen, target, *gates, A, C, B, T, P, E, since, phi_q, left, newborn)
+    rows, period = 0 if T is None else T.shape[-2], min(optimizer.period, block + 1)
+    flags = int(optimizer.heavy), int(forgets), int(muon)
+    sizes = asked[0].shape[1], block, run, spec.window, *flags, period, rows
     newton_schulz = optimizer.polynomial if isinstance(optimizer, Muon) else (0, 0.0, 0.0, 0.0)
-    y, (W, S, H, R, H_start, d) = native.read_text(
-        (*map(int, sizes), min(optimizer.period, block + 1), rows),
-        newton_schulz,
-        (now.W[0], *(now.S or (None,)), *now.H, *(now.R or (None,))),
-        streams,
-    )
-    return y, now.like(
-        tuple(x for x in (W, S, H, R, H_start, d if now.d else None) if x is not None)
-    )
+    y, *behind = native.Online.run(first[1], *known, *streams, sizes, newton_schulz)
+    return y, now.like(tuple(x for x in behind if x is not None))
 
 
 def _in_order(hidden: Tensors, muon: bool) -> tuple[Tensor | None, ...]:

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import OwnBackward
-from atlas_memory.memory.native.library import call, side_by_side as beside
+from atlas_memory.memory.native.library import call, count, side_by_side as beside
 from atlas_memory.memory.precision import rounds
+
+CONTIGUOUS = torch.contiguous_format
 
 
 class Function(OwnBackward):
@@ -263,7 +265,7 @@ class WriteRuns(Function):
         dv, inputs = v.shape[2], (X, v, before, now, momentum)
         # `ReadRuns` has made it for this one place, which takes it over
         de = torch.zeros_like(e) if de is None else beside(de)
-        ends = (_taken(d, x, dv) for d, x in ((dW, W), (dS, S)))
+        ends = (_taken(d, None if x is None else x[:, :dv]) for d, x in ((dW, W), (dS, S)))
         made = [*ends, *(None if x is None else torch.zeros_like(x) for x in inputs)]
         asked = [None if x is None else beside(x) for x in (d_passed, dW_borders, dS_borders)]
         kept = W, S, X, before, now, momentum, e, *found
@@ -314,11 +316,15 @@ def _borders(W: Tensor | None, runs: int) -> Tensor | None:
     return room
 
 
-def _taken(d: Tensor | None, like: Tensor | None, rows: int) -> Tensor | None:
+def _taken(d: Tensor | None, like: Tensor | None) -> Tensor | None:
     """A gradient that a kernel goes on with in its place."""
     if like is None:
         return None
-    return torch.zeros_like(like[:, :rows]) if d is None else d.contiguous().clone()
+    return torch.zeros_like(like, memory_format=CONTIGUOUS) if d is None else _own(d)
+
+
+def _own(x: Tensor) -> Tensor:
+    return x.clone(memory_format=CONTIGUOUS)
 
 
 @dataclass(frozen=True)
@@ -389,7 +395,7 @@ class Deep(Function):
         saved = ctx.saved_tensors
         streams, (tokens, *_, hidden, dv, _) = saved[4:12], ctx.sizes
         ends = zip(given, saved[:4], (dv, hidden, dv, hidden), strict=True)
-        d = [_taken(x, w, rows) for x, w, rows in ends]
+        d = [_taken(x, None if w is None else w[:, :rows]) for x, w, rows in ends]
         made = [None if x is None else torch.zeros_like(x) for x in streams]
         dy = streams[0].new_zeros(len(streams[0]), tokens, dv) if dy is None else beside(dy)
         call("deep_backward", ctx.sizes, dy, *saved, *d, *made)
@@ -406,24 +412,51 @@ def _border(borders: Tensor | None, like: Tensor | None, n: int) -> Tensor | Non
 
 # ---- online_chunk.py -----------------------------------------------------------------------------
 
+KNOWN = 4  # W, S, H, R
 
-def read_text(
-    sizes: tuple[int, ...],
-    newton_schulz: tuple[float, ...],
-    known: tuple[Tensor | None, ...],
-    streams: tuple[Tensor | None, ...],
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Answers to a text, and W, S, H, R, H_start, d behind it. sizes: `TextSizes` of online.h but
-    for what matrices tell; known: W, S, H, R; streams: those of `Text`, without the answers.
+
+class Online(Function):
+    """Answers to a text of an MLP memory that is written exactly, and W, S, H, R, H_start, d behind
+    it. Names as in `online.h`; sizes: those of `TextSizes` that no tensor tells.
     """
-    flat = [None if x is None else beside(x.flatten(1, 2) if x.dim() == 4 else x) for x in streams]
-    after = [None if x is None else x.clone(memory_format=torch.contiguous_format) for x in known]
-    W, _, H, _ = known
-    assert W is not None and H is not None
-    tokens, back = sizes[0], sizes[3] - 1
-    y, H_start = W.new_empty(len(W), tokens, W.shape[1]), torch.empty_like(H)
-    d = W.new_empty(len(W), back, H.shape[1])
-    lengths = H.shape[2], H.shape[1], W.shape[1]
-    numbers = (*sizes[:4], *lengths, *sizes[4:], *newton_schulz)
-    call("online_forward", numbers, *after, H_start, d, y, *flat)
-    return y, (*after, H_start, d)
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        first, *inputs, sizes, newton_schulz = given
+        streams: list[Any] = [None if x is None else _rows(x) for x in inputs[KNOWN:]]
+        (g, _, D), (hidden, dv) = streams[0].shape, (first.shape[1], streams[1].shape[2])
+        tokens, chunk, run, window, *rest = sizes
+        keeps = ctx is not None
+        numbers = (tokens, chunk, run, window, D, hidden, dv, *rest, int(keeps), *newton_schulz)
+        wide, chunks = count("online_numbers", numbers), -(-tokens // chunk) if keeps else 1
+        made = first.new_empty(g, chunks, wide)
+        known: list[Any] = [None if x is None else _own(x) for x in inputs[:KNOWN]]
+        y, H_start = first.new_empty(g, tokens, dv), torch.empty_like(known[2])
+        d = first.new_empty(g, window - 1, hidden)
+        call("online_forward", numbers, *known, H_start, d, y, made, beside(first), *streams)
+        if ctx is not None:
+            ctx.numbers, ctx.shapes = numbers, [None if x is None else x.shape for x in inputs]
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(first, made, *known, *streams)
+        return y, *known, H_start, d if window > 1 else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, *given: Any) -> tuple[Tensor | None, ...]:
+        first, made, *rest = ctx.saved_tensors
+        known, streams = rest[:KNOWN], rest[KNOWN:]
+        if dy is None:
+            dy = first.new_zeros(len(first), ctx.numbers[0], streams[1].shape[2])
+        d_known = [_taken(d, x) for d, x in zip(given[:KNOWN], known, strict=True)]
+        ends = [None if d is None else beside(d) for d in given[KNOWN:]]
+        d_first = torch.zeros_like(first, memory_format=CONTIGUOUS)
+        d_streams = [None if x is None else torch.zeros_like(x) for x in streams]
+        given = *d_known, *ends, made, d_first, beside(first), *streams, *d_streams
+        call("online_backward", ctx.numbers, beside(dy), *given)
+        inputs = zip((*d_known, *d_streams), ctx.shapes, strict=True)
+        return d_first, *(None if x is None else x.view(n) for x, n in inputs), None, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Streams by chunk [g, chunks, rows, ..] with their rows one below the other."""
+    return beside(x.flatten(1, 2) if x.dim() == 4 else x)

@@ -140,54 +140,56 @@ template <class T> static void orthogonal_forward(Arguments a) {
 }
 KERNEL(orthogonal_forward)
 
-// Q is a polynomial of the symmetric A, whose derivative is its own adjoint: what a change of Q
-// asks of A is what the same change of A would do to Q, iteration by iteration.
+// dS of `by_gram`. Q is a polynomial of the symmetric A, whose derivative is its own adjoint: what a
+// change of Q asks of A is what the same change of A would do to Q, iteration by iteration. These
+// are made again: what they would be kept in is slower than the products.
+template <class T>
+static void by_gram_back(const Polynomial &of, long m, long n, Matrix<const T> dy, Matrix<const T> s,
+                         Matrix<T> ds) {
+    Room room;
+    long steps = of.steps;
+    auto kept = room.matrix<T>(4 * steps * m, m), K = room.matrix<T>(m, m);
+    T found = by_gram<T>(of, m, n, s, ds, K, {kept, m}), size = found + T(SMALLEST);
+    Iterations<const T> it = {fixed(kept), m};
+    auto dA = room.matrix<T>(m, m), dQ = room.matrix<T>(m, m), dR = room.matrix<T>(m, m);
+    auto made = room.matrix<T>(m, m), next = room.matrix<T>(m, m);
+    product<T>(m, m, n, dy, s.turned(), made);
+    both_halves<T>(m, T(0.5) / size, fixed(made), dA);
+    T d_size = 0;
+    for (long i = 0; i < m; i++) d_size -= dot<T>(m, &dA(i, 0), &K(i, 0));
+    for (long i = 0; i < steps; i++) {
+        auto A = it.A(i), R = it.R(i);
+        product<T>(m, m, m, A, fixed(dA), made);
+        both_halves<T>(m, of.c, fixed(made), dR);
+        mixed<T>(m, of.b, fixed(dA), 1, fixed(dR), dR);
+        if (i) {
+            lower<T>(m, m, R, fixed(dQ), next);
+            lower<T>(m, m, fixed(dR), it.Q(i), next, true);
+            mirror<T>(m, next);
+            std::swap(next, dQ);
+        } else {
+            weigh<T>(m, m, 1, fixed(dR), dQ);
+        }
+        if (i + 1 == steps) break;
+        product<T>(m, m, m, fixed(dR), it.AR(i), made);
+        both_halves<T>(m, 1, fixed(made), next);
+        product<T>(m, m, m, R, fixed(dA), made);
+        symmetric<T>(m, m, fixed(made), R, dA);
+        mixed<T>(m, 1, fixed(dA), 1, fixed(next), dA);
+    }
+    for (long i = 0; i < m; i++) d_size -= 2 / size * dot<T>(m, &dQ(i, 0), &it.A(0)(i, 0));
+    weigh<T>(m, m, 2 / (size * size), fixed(dQ), dQ);
+    for (long i = 0; i < m; i++) dQ(i, i) += found > 0 ? d_size / found : T(0);
+    onto<T>(m, n, fixed(K), dy, ds);
+    onto<T>(m, n, fixed(dQ), s, ds, true);
+}
+
 template <class T> static void orthogonal_backward(Arguments a) {
     long m = a.size(), n = a.size();
     Polynomial of(a);
-    long steps = of.steps;
-    T q = of.b, r = of.c;
     auto dY = a.tensor<const T>(), S = a.tensor<const T>();
     auto dS = a.tensor<T>();
-    ALL_ROWS(a) {
-        Room room;
-        // made again: what it would be kept in is slower than the products
-        auto kept = room.matrix<T>(4 * steps * m, m), K = room.matrix<T>(m, m);
-        auto s = S.at(g), dy = dY.at(g), last = fixed(K);
-        T found = by_gram<T>(of, m, n, s, dS.at(g), K, {kept, m}), size = found + T(SMALLEST);
-        Iterations<const T> it = {fixed(kept), m};
-        auto dA = room.matrix<T>(m, m), dQ = room.matrix<T>(m, m), dR = room.matrix<T>(m, m);
-        auto made = room.matrix<T>(m, m), next = room.matrix<T>(m, m);
-        product<T>(m, m, n, dy, s.turned(), made);
-        both_halves<T>(m, T(0.5) / size, fixed(made), dA);
-        T d_size = 0;
-        for (long i = 0; i < m; i++) d_size -= dot<T>(m, &dA(i, 0), &last(i, 0));
-        for (long i = 0; i < steps; i++) {
-            auto A = it.A(i), R = it.R(i);
-            product<T>(m, m, m, A, fixed(dA), made);
-            both_halves<T>(m, r, fixed(made), dR);
-            mixed<T>(m, q, fixed(dA), 1, fixed(dR), dR);
-            if (i) {
-                lower<T>(m, m, R, fixed(dQ), next);
-                lower<T>(m, m, fixed(dR), it.Q(i), next, true);
-                mirror<T>(m, next);
-                std::swap(next, dQ);
-            } else {
-                weigh<T>(m, m, 1, fixed(dR), dQ);
-            }
-            if (i + 1 == steps) break;
-            product<T>(m, m, m, fixed(dR), it.AR(i), made);
-            both_halves<T>(m, 1, fixed(made), next);
-            product<T>(m, m, m, R, fixed(dA), made);
-            symmetric<T>(m, m, fixed(made), R, dA);
-            mixed<T>(m, 1, fixed(dA), 1, fixed(next), dA);
-        }
-        for (long i = 0; i < m; i++) d_size -= 2 / size * dot<T>(m, &dQ(i, 0), &it.A(0)(i, 0));
-        weigh<T>(m, m, 2 / (size * size), fixed(dQ), dQ);
-        for (long i = 0; i < m; i++) dQ(i, i) += found > 0 ? d_size / found : T(0);
-        onto<T>(m, n, last, dy, dS.at(g));
-        onto<T>(m, n, fixed(dQ), s, dS.at(g), true);
-    }
+    ALL_ROWS(a) by_gram_back<T>(of, m, n, dY.at(g), S.at(g), dS.at(g));
 }
 KERNEL(orthogonal_backward)
 
@@ -223,53 +225,107 @@ template <class T> static void direct_forward(Arguments a) {
 KERNEL(direct_forward)
 
 // With D = dX X^T and its transpose: dX <- R dX + (bD + c(DA + AD)) X.
+template <class T>
+static void by_itself_back(const Polynomial &of, long m, long n, Matrix<const T> dy,
+                           const Direct<T> &it, Matrix<T> dx) {
+    Room room;
+    auto D = room.matrix<T>(m, m), DA = room.matrix<T>(m, m), made = room.matrix<T>(m, m);
+    auto next = room.matrix<T>(m, n), other = room.matrix<T>(m, n);
+    for (long i = of.steps - 1; i >= 0; i--) {
+        auto x = it.X(i);
+        auto out = i ? next : dx;
+        product<T>(m, m, n, dy, x.turned(), made);
+        both_halves<T>(m, 1, fixed(made), D);
+        product<T>(m, m, m, fixed(D), fixed(it.A(i)), made);
+        both_halves<T>(m, of.c, fixed(made), DA);
+        mixed<T>(m, of.b, fixed(D), 1, fixed(DA), DA);
+        onto<T>(m, n, fixed(it.R(i)), dy, out);
+        onto<T>(m, n, fixed(DA), x, out, true);
+        dy = fixed(out);
+        std::swap(next, other);
+    }
+}
+
 template <class T> static void direct_backward(Arguments a) {
     long m = a.size(), n = a.size();
     Polynomial of(a);
-    long steps = of.steps;
-    T q = of.b, r = of.c;
     auto dY = a.tensor<const T>(), X = a.tensor<const T>();
     auto later = a.tensor<T>(), kept = a.tensor<T>(), dX = a.tensor<T>();
-    ALL_ROWS(a) {
-        Room room;
-        Direct<T> it = {X.at(g), later.at(g), kept.at(g), m};
-        auto D = room.matrix<T>(m, m), DA = room.matrix<T>(m, m), made = room.matrix<T>(m, m);
-        auto next = room.matrix<T>(m, n), other = room.matrix<T>(m, n);
-        auto given = dY.at(g);
-        for (long i = steps - 1; i >= 0; i--) {
-            auto x = it.X(i);
-            auto out = i ? next : dX.at(g);
-            product<T>(m, m, n, given, x.turned(), made);
-            both_halves<T>(m, 1, fixed(made), D);
-            product<T>(m, m, m, fixed(D), fixed(it.A(i)), made);
-            both_halves<T>(m, r, fixed(made), DA);
-            mixed<T>(m, q, fixed(D), 1, fixed(DA), DA);
-            onto<T>(m, n, fixed(it.R(i)), given, out);
-            onto<T>(m, n, fixed(DA), x, out, true);
-            given = fixed(out);
-            std::swap(next, other);
-        }
-    }
+    ALL_ROWS(a) by_itself_back<T>(of, m, n, dY.at(g), {X.at(g), later.at(g), kept.at(g), m},
+                                  dX.at(g));
 }
 KERNEL(direct_backward)
 
-// Newton-Schulz of S [m, n], either of which may be the longer one.   newton_schulz
+// ---- of S [m, n], either of which may be the longer one ------------------------------------------
+
+// A matrix whose rows lie side by side: itself, or turned. [rows, columns] are its own.
+template <class T> struct Laid {
+    bool turned;
+    long rows, columns;
+    Laid(long m, long n, Matrix<const T> like)
+        : turned(like.column != 1), rows(turned ? n : m), columns(turned ? m : n) {}
+    template <class U> Matrix<U> operator()(Matrix<U> x) const { return turned ? x.turned() : x; }
+    Matrix<T> like(Room &room) const {
+        auto x = room.matrix<T>(rows, columns);
+        return turned ? x.turned() : x;
+    }
+};
+
+// X = S / (|S| + smallest), its iterations, and |S|.
+template <class T> struct Started {
+    Laid<T> laid;
+    Matrix<T> X;
+    Direct<T> it;
+    T length;
+    Started(Room &room, const Polynomial &of, long m, long n, Matrix<const T> s)
+        : laid(m, n, s), X(laid.like(room)), it{fixed(X), room.matrix<T>(of.steps * m, n),
+                                                room.matrix<T>(2 * of.steps * m, m), m} {
+        T squares = 0;
+        for (long i = 0; i < laid.rows; i++) {
+            const T *row = &laid(s)(i, 0);
+            squares += dot<T>(laid.columns, row, row);
+        }
+        length = std::sqrt(squares);
+        weigh<T>(laid.rows, laid.columns, share(), laid(s), laid(X));
+    }
+    T share() const { return 1 / (length + T(SMALLEST)); }
+};
+
 template <class T>
 static void newton_schulz(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y) {
     if (m > n) return newton_schulz<T>(of, n, m, s.turned(), y.turned());
     Room room;
-    auto kept = room.matrix<T>(4 * (of.steps + 1) * m, m);
     if (of.steps && n > 2 * m) {
-        by_gram<T>(of, m, n, s, y, room.matrix<T>(m, m), {kept, m});
+        auto kept = room.matrix<T>(4 * of.steps * m, m), K = room.matrix<T>(m, m);
+        by_gram<T>(of, m, n, s, y, K, {kept, m});
         return;
     }
-    T squares = 0;
-    for (long i = 0; i < m; i++)
-        for (long j = 0; j < n; j++) squares += s(i, j) * s(i, j);
-    T share = 1 / (std::sqrt(squares) + T(SMALLEST));
-    auto first = room.matrix<T>(m, n), later = room.matrix<T>(of.steps * m, n);
-    auto scaled = of.steps ? first : y;
-    for (long i = 0; i < m; i++)
-        for (long j = 0; j < n; j++) scaled(i, j) = share * s(i, j);
-    by_itself<T>(of, m, n, {fixed(first), later, kept, m}, y);
+    Started<T> a(room, of, m, n, s);
+    if (of.steps) return by_itself<T>(of, m, n, a.it, y);
+    weigh<T>(a.laid.rows, a.laid.columns, 1, fixed(a.laid(a.X)), a.laid(y));
+}
+
+// ds of `newton_schulz`, laid down; all matrices lie as s does.
+template <class T>
+static void newton_schulz_back(const Polynomial &of, long m, long n, Matrix<const T> dy,
+                               Matrix<const T> s, Matrix<T> ds) {
+    if (m > n) return newton_schulz_back<T>(of, n, m, dy.turned(), s.turned(), ds.turned());
+    if (of.steps && n > 2 * m) return by_gram_back<T>(of, m, n, dy, s, ds);
+    Room room;
+    Started<T> a(room, of, m, n, s);
+    const Laid<T> &laid = a.laid;
+    auto dx = laid.like(room);
+    if (of.steps) {
+        by_itself<T>(of, m, n, a.it, dx);
+        by_itself_back<T>(of, m, n, dy, a.it, dx);
+    } else {
+        weigh<T>(laid.rows, laid.columns, 1, laid(dy), laid(dx));
+    }
+    T along = 0;
+    for (long i = 0; i < laid.rows; i++)
+        along += dot<T>(laid.columns, &laid(dx)(i, 0), &laid(a.X)(i, 0));
+    T less = a.length > 0 ? along * a.share() / a.length : T(0);
+    weigh<T>(laid.rows, laid.columns, a.share(), fixed(laid(dx)), laid(ds));
+    for (long i = 0; i < laid.rows; i++)
+        scaled<T>(laid.columns, -less, &laid(s)(i, 0), &laid(ds)(i, 0), true);
 }
