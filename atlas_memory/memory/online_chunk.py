@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas_memory.memory.architectures import MLP, plain
-from atlas_memory.memory.graphs import KEPT_BYTES, Plan, chunk_body, compiles, kept_blocks, scan
+from atlas_memory.memory.graphs import Plan, chunk_body, compiles, kept_blocks, scan
 from atlas_memory.memory.learner import (
     Learner,
     bounded_back,
@@ -218,19 +218,12 @@ def _by_kernel(
     spec: MemorySpec, piece: Piece, few: range | None, now: Learner, given: Tensors
 ) -> bool:
     """Whether a kernel of the processor's can read all chunks of a piece, one behind the other."""
-    deep, dv = spec.architecture, now.W[0].shape[1]
+    deep = spec.architecture
     plain = isinstance(deep, MLP) and deep.normalize and not spec.bias.hebbian
     steps = few is not None or not spec.optimizer.orthogonal
     if not (plain and steps and piece.phase == 0) or spec.stop_gradient or compiles():
         return False
-    if not torch.is_grad_enabled():
-        return served((*now.flat(), *given))
-    (H,), tokens = now.H, given[0].shape[1]
-    # some five activations of every pair, and matrices and their momenta at every chunk's start
-    numbers = tokens * (5 * H.shape[1] + 6 * dv + 4 * spec.chunk)
-    numbers += -(-tokens // piece.block) * 8 * H[0].numel()
-    fits = numbers * len(H) * H.element_size() <= KEPT_BYTES
-    return fits and served((*now.flat(), *given))
+    return served((*now.flat(), *given))
 
 
 def _read_by_kernel(

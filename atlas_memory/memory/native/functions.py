@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from atlas_memory.memory.graphs import OwnBackward
-from atlas_memory.memory.native.library import call, count, side_by_side as beside
+from atlas_memory.memory.native.library import call, side_by_side as beside
 from atlas_memory.memory.precision import rounds
 
 CONTIGUOUS = torch.contiguous_format
@@ -426,35 +426,39 @@ class Online(Function):
         streams: list[Any] = [None if x is None else _rows(x) for x in inputs[KNOWN:]]
         (g, _, D), (hidden, dv) = streams[0].shape, (first.shape[1], streams[1].shape[2])
         tokens, chunk, run, window, *rest = sizes
-        keeps = ctx is not None
+        keeps, chunks = ctx is not None, -(-tokens // chunk)
         numbers = (tokens, chunk, run, window, D, hidden, dv, *rest, int(keeps), *newton_schulz)
-        wide, chunks = count("online_numbers", numbers), -(-tokens // chunk) if keeps else 1
-        made = first.new_empty(g, chunks, wide)
         known: list[Any] = [None if x is None else _own(x) for x in inputs[:KNOWN]]
+        starts = [None if x is None or not keeps else _below(x, chunks) for x in known]
         y, H_start = first.new_empty(g, tokens, dv), torch.empty_like(known[2])
         d = first.new_empty(g, window - 1, hidden)
-        call("online_forward", numbers, *known, H_start, d, y, made, beside(first), *streams)
+        call("online_forward", numbers, *known, H_start, d, y, *starts, beside(first), *streams)
         if ctx is not None:
             ctx.numbers, ctx.shapes = numbers, [None if x is None else x.shape for x in inputs]
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(first, made, *known, *streams)
+            ctx.save_for_backward(first, *starts, *known, *streams)
         return y, *known, H_start, d if window > 1 else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, *given: Any) -> tuple[Tensor | None, ...]:
-        first, made, *rest = ctx.saved_tensors
-        known, streams = rest[:KNOWN], rest[KNOWN:]
+        first, *rest = ctx.saved_tensors
+        starts, known, streams = rest[:KNOWN], rest[KNOWN : 2 * KNOWN], rest[2 * KNOWN :]
         if dy is None:
             dy = first.new_zeros(len(first), ctx.numbers[0], streams[1].shape[2])
         d_known = [_taken(d, x) for d, x in zip(given[:KNOWN], known, strict=True)]
         ends = [None if d is None else beside(d) for d in given[KNOWN:]]
         d_first = torch.zeros_like(first, memory_format=CONTIGUOUS)
         d_streams = [None if x is None else torch.zeros_like(x) for x in streams]
-        given = *d_known, *ends, made, d_first, beside(first), *streams, *d_streams
+        given = *d_known, *ends, *starts, d_first, beside(first), *streams, *d_streams
         call("online_backward", ctx.numbers, beside(dy), *given)
         inputs = zip((*d_known, *d_streams), ctx.shapes, strict=True)
         return d_first, *(None if x is None else x.view(n) for x, n in inputs), None, None
+
+
+def _below(x: Tensor, times: int) -> Tensor:
+    """Room for matrices like x, one below the other."""
+    return x.new_empty(len(x), times * x.shape[1], x.shape[2])
 
 
 def _rows(x: Tensor) -> Tensor:

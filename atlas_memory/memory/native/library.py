@@ -162,15 +162,6 @@ def call(name: str, sizes: tuple[int | float, ...], *tensors: Tensor | None) -> 
     _kernel(name, first.dtype)(_packer(len(numbers))(*numbers))
 
 
-def count(name: str, sizes: tuple[int | float, ...]) -> int:
-    """What a function of sizes alone returns."""
-    function = getattr(library(), name)
-    function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_long
-    numbers = [1, 1, 0, *(x if isinstance(x, int) else _as_bits(x) for x in sizes)]
-    found: int = function(_packer(len(numbers))(*numbers))
-    return found
-
-
 def side_by_side(x: Tensor) -> Tensor:
     """The same with the numbers of a row next to each other, as kernels walk over them."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -3,7 +3,7 @@
 #pragma once
 
 // hidden: width of the hidden layer. Muon: steps every `period` tokens, and `rows` of T and P a chunk.
-// keeps: every chunk's part, for its gradient.
+// keeps: what is known at every chunk's start, for its gradient.
 struct TextSizes {
     long tokens, chunk, run, window, D, hidden, dv, heavy, forgets, muon, period, rows, keeps;
     Polynomial polynomial;
@@ -48,22 +48,18 @@ template <class T> struct Known {
     Matrix<T> W, S, H, R;
 };
 
-// What is known at a chunk's start, and what it makes, in one piece of memory.
+// What is known at a chunk's start, and what it makes.
 template <class T> struct TextChunk {
     Matrix<T> W, S, H, R;  // W and S at the start of every run and behind the last
     Matrix<T> z, length, dh, e, P, P_S, G, e_old, z_q, Q, Q_S, inner;
     Matrix<T> H_r, O_r, N_r;  // behind every step of Muon, the momentum it takes, and NS of that
-    long numbers = 0;
 
-    TextChunk(const TextSizes &s, T *begin) {
+    TextChunk(const TextSizes &s, Room &room) {
         long n = s.pairs(), runs = s.runs(), pairs = s.run + s.back(), steps = s.steps();
-        auto take = [&](long rows, long columns) {
-            Matrix<T> x = {begin + numbers, columns, 1};
-            numbers += (rows * columns + 15) / 16 * 16;
-            return x;
-        };
+        auto take = [&](long rows, long columns) { return room.matrix<T>(rows, columns); };
+        auto heavy = [&](long rows, long n) { return s.heavy ? take(rows, n) : Matrix<T>{}; };
         W = take((runs + 1) * s.dv, s.hidden);
-        S = s.heavy ? take((runs + 1) * s.dv, s.hidden) : Matrix<T>{};
+        S = heavy((runs + 1) * s.dv, s.hidden);
         H = take(s.hidden, s.D);
         R = take(s.hidden, s.D);
         z = take(n, s.hidden);
@@ -71,17 +67,16 @@ template <class T> struct TextChunk {
         dh = take(n, s.hidden);
         e = take(s.chunk * s.window, s.dv);
         P = take(runs * pairs, s.dv);
-        P_S = s.heavy ? take(runs * pairs, s.dv) : Matrix<T>{};
+        P_S = heavy(runs * pairs, s.dv);
         G = take(runs * pairs, pairs);
         e_old = take(s.back(), s.dv);
         z_q = take(s.chunk, s.hidden);
         Q = take(s.chunk, s.dv);
-        Q_S = s.heavy ? take(s.chunk, s.dv) : Matrix<T>{};
+        Q_S = heavy(s.chunk, s.dv);
         inner = take(s.chunk, pairs);
         H_r = take((steps + 1) * s.hidden, s.D);
         O_r = take(steps * s.hidden, s.D);
         N_r = take(steps * s.hidden, s.D);
-        numbers += WIDE<T>;  // vectors may be read past the end
     }
 };
 
@@ -412,64 +407,86 @@ static void teach_chunk(const TextSizes &s, long m, const Text<const T> &c, cons
 
 // ---- a text --------------------------------------------------------------------------------------
 
-// How many numbers a chunk keeps.
-extern "C" long online_numbers(const long *given) {
-    Arguments a(given);
-    return TextChunk<float>(TextSizes(a), nullptr).numbers;
+// x = y, of those that there are.
+template <class T>
+static void copy_known(const TextSizes &s, const Known<T> &x, const Known<T> &o) {
+    copy<T>(s.dv, s.hidden, fixed(x.W), o.W);
+    if (x.S.p) copy<T>(s.dv, s.hidden, fixed(x.S), o.S);
+    copy<T>(s.hidden, s.D, fixed(x.H), o.H);
+    if (x.R.p) copy<T>(s.hidden, s.D, fixed(x.R), o.R);
 }
 
-// made [g, chunks or 1, numbers]; H_start, d_end: the hidden layer at the last chunk's start, and
-// what its last pairs taught it. W, S, H, R are read, and left as they are behind the text.
+// What was known at the start of the j-th chunk, of tensors that hold one below the other.
+template <class T> static Known<T> known_at(const TextSizes &s, const Known<T> &all, long j) {
+    auto at = [&](Matrix<T> x, long rows) { return x.p ? x.from(j * rows) : x; };
+    return {at(all.W, s.dv), at(all.S, s.dv), at(all.H, s.hidden), at(all.R, s.hidden)};
+}
+
+// H_start, d_end: the hidden layer at the last chunk's start, and what its last pairs taught it. W, S,
+// H, R are read, and left as they are behind the text. starts: what is known at every chunk's start.
 template <class T> static void online_forward(Arguments a) {
     TextSizes s(a);
-    auto W = a.tensor<T>(), S = a.tensor<T>(), H = a.tensor<T>(), R = a.tensor<T>();
-    auto H_start = a.tensor<T>(), d_end = a.tensor<T>(), y = a.tensor<T>(), made = a.tensor<T>();
+    Tensor<T> known[4], starts[4];
+    for (auto &x : known) x = a.tensor<T>();
+    auto H_start = a.tensor<T>(), d_end = a.tensor<T>(), y = a.tensor<T>();
+    for (auto &x : starts) x = a.tensor<T>();
     auto first = a.tensor<const T>();
     Tensor<const T> in[STREAMS];
     for (auto &x : in) x = a.tensor<const T>();
     ALL_ROWS(a) {
-        Known<T> known = {W.at(g), S.at(g), H.at(g), R.at(g)};
+        Room room;
+        TextChunk<T> chunk(s, room);
+        Known<T> now = {known[0].at(g), known[1].at(g), known[2].at(g), known[3].at(g)};
+        Known<T> all = {starts[0].at(g), starts[1].at(g), starts[2].at(g), starts[3].at(g)};
         auto text = Text<const T>::of(in, g);
         for (long j = 0; j < s.chunks(); j++) {
             long begin = j * s.chunk, m = s.tokens - begin < s.chunk ? s.tokens - begin : s.chunk;
             bool last = j + 1 == s.chunks();
-            TextChunk<T> chunk(s, &made.at(g)(s.keeps ? j : 0, 0));
-            copy<T>(s.dv, s.hidden, fixed(known.W), chunk.W);
-            if (s.heavy) copy<T>(s.dv, s.hidden, fixed(known.S), chunk.S);
-            copy<T>(s.hidden, s.D, fixed(known.H), chunk.H);
-            if (known.R.p) copy<T>(s.hidden, s.D, fixed(known.R), chunk.R);
-            if (last) copy<T>(s.hidden, s.D, fixed(known.H), H_start.at(g));
-            read_chunk<T>(s, m, text.at(s, begin, j), chunk, first.at(g), known,
+            copy_known<T>(s, now, {chunk.W, chunk.S, chunk.H, chunk.R});
+            if (s.keeps) copy_known<T>(s, now, known_at<T>(s, all, j));
+            if (last) copy<T>(s.hidden, s.D, fixed(now.H), H_start.at(g));
+            read_chunk<T>(s, m, text.at(s, begin, j), chunk, first.at(g), now,
                           last && s.back() ? d_end.at(g) : Matrix<T>{}, y.at(g).from(begin));
         }
     }
 }
 KERNEL(online_forward)
 
-// dW, dS, dH, dR come in as gradients behind the text, and go out as those at its start.
+// Chunks are read again: what they made would take longer to fetch. dW, dS, dH, dR come in as
+// gradients behind the text, and go out as those at its start.
 template <class T> static void online_backward(Arguments a) {
     TextSizes s(a);
     auto dy = a.tensor<const T>();
-    auto dW = a.tensor<T>(), dS = a.tensor<T>(), dH = a.tensor<T>(), dR = a.tensor<T>();
+    Tensor<T> d_known[4], starts[4];
+    for (auto &x : d_known) x = a.tensor<T>();
     auto dH_start = a.tensor<const T>(), d_end = a.tensor<const T>();
-    auto made = a.tensor<T>(), d_first = a.tensor<T>();
+    for (auto &x : starts) x = a.tensor<T>();
+    auto d_first = a.tensor<T>();
     auto first = a.tensor<const T>();
     Tensor<const T> in[STREAMS];
     Tensor<T> out[STREAMS];
     for (auto &x : in) x = a.tensor<const T>();
     for (auto &x : out) x = a.tensor<T>();
     ALL_ROWS(a) {
-        Known<T> known = {dW.at(g), dS.at(g), dH.at(g), dR.at(g)};
+        Room room;
+        TextChunk<T> chunk(s, room);
+        auto y = room.matrix<T>(s.chunk, s.dv), H = room.matrix<T>(s.hidden, s.D);
+        auto R = room.matrix<T>(s.hidden, s.D), W = room.matrix<T>(s.dv, s.hidden);
+        auto S = room.matrix<T>(s.dv, s.hidden);
+        Known<T> d = {d_known[0].at(g), d_known[1].at(g), d_known[2].at(g), d_known[3].at(g)};
+        Known<T> all = {starts[0].at(g), starts[1].at(g), starts[2].at(g), starts[3].at(g)};
         auto text = Text<const T>::of(in, g);
         auto to = Text<T>::of(out, g);
         for (long j = s.chunks() - 1; j >= 0; j--) {
             long begin = j * s.chunk, m = s.tokens - begin < s.chunk ? s.tokens - begin : s.chunk;
             bool last = j + 1 == s.chunks();
-            TextChunk<T> chunk(s, &made.at(g)(j, 0));
-            teach_chunk<T>(s, m, text.at(s, begin, j), chunk, first.at(g), dy.at(g).from(begin),
-                           last ? d_end.at(g) : Matrix<const T>{}, to.at(s, begin, j), known,
+            copy_known<T>(s, known_at<T>(s, all, j), {chunk.W, chunk.S, chunk.H, chunk.R});
+            auto here = text.at(s, begin, j);
+            read_chunk<T>(s, m, here, chunk, first.at(g), {W, S, H, R}, Matrix<T>{}, y);
+            teach_chunk<T>(s, m, here, chunk, first.at(g), dy.at(g).from(begin),
+                           last ? d_end.at(g) : Matrix<const T>{}, to.at(s, begin, j), d,
                            d_first.at(g));
-            if (last && dH_start) added<T>(s.hidden, s.D, 1, dH_start.at(g), known.H);
+            if (last && dH_start) added<T>(s.hidden, s.D, 1, dH_start.at(g), d.H);
         }
     }
 }
