@@ -32,6 +32,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         assert f"atlas_memory/{name}" in held
     assert {Path(name).suffix for name in held} <= {
         *(".py", ".toml", ".typed"),  # code and recipes
+        *(".cpp", ".h"),  # kernels, compiled where they run
         *(".html", ".css", ".js", ".svg"),  # pages
         *(".safetensors", ".json"),  # small models
     }

@@ -381,22 +381,22 @@ class _ReadStretches(OwnBackward):
     ) -> Tensor:
         ctx.cuts, ctx.onto = cuts, z is not None
         ctx.save_for_backward(x, *matrices)
-        out = x.new_zeros(*x.shape[:2], matrices[0].shape[1]) if z is None else z.clone()
+        parts = []
         for (begin, end), w in zip(pairwise(cuts), matrices, strict=True):
-            if begin < end:
-                baddbmm_(out[:, begin:end], x[:, begin:end], w.mT)
-        return out
+            here = x[:, begin:end]
+            parts.append(bmm(here, w.mT) if z is None else baddbmm(z[:, begin:end], here, w.mT))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
         x, *matrices = ctx.saved_tensors
-        dx, made = torch.zeros_like(x), []
+        parts, made = [], []
         for (begin, end), w in zip(pairwise(ctx.cuts), matrices, strict=True):
             here = dz[:, begin:end]
+            parts.append(bmm(here, w))
             made.append(bmm(here.mT, x[:, begin:end]))
-            if begin < end:
-                baddbmm_(dx[:, begin:end], here, w)
+        dx = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return None, dx, dz if ctx.onto else None, *made
 
 

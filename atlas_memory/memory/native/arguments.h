@@ -30,10 +30,9 @@ struct Arguments {
     }
 };
 
-// One kernel for each type of number.
+// A library is made for one type of number.
 #define KERNEL(name)                                                                              \
-    extern "C" void name##_float(const long *given) { name<float>(Arguments(given)); }             \
-    extern "C" void name##_double(const long *given) { name<double>(Arguments(given)); }
+    extern "C" void name(const long *given) { name<NUMBER>(Arguments(given)); }
 
 #define ALL_ROWS(a) _Pragma("omp parallel for schedule(dynamic) num_threads((a).threads)")          \
     for (long g = 0; g < (a).rows; g++) if (Rounding rounding((a).rounded); true)

@@ -1,4 +1,4 @@
-// Every kernel of the memory, for float and double: one translation unit, compiled in a second or two.
+// Every kernel of the memory, for one type of number (-DNUMBER=float): some ten seconds to compile.
 #include "arguments.h"
 #include "products.h"
 #include "pairs.h"

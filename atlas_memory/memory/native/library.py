@@ -11,6 +11,7 @@ import platform
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 from functools import lru_cache
@@ -25,7 +26,8 @@ from atlas_memory.memory.precision import rounds
 HERE = Path(__file__).parent
 SWITCH = "ATLAS_NATIVE"
 FLAGS = [
-    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared"),
+    *("-std=c++17", "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-march=native"),
+    *("-fPIC", "-shared"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 ]
 THREADS = ["-fopenmp"]  # of the runtime that torch has loaded already: its threads, not more
@@ -33,7 +35,7 @@ NAMES = {torch.float32: "float", torch.float64: "double"}
 PLAIN = (Tensor, torch.nn.Parameter)
 
 _lock = threading.Lock()
-_found: Any = None  # the library, or the reason why there is none
+_found: dict[torch.dtype, Any] = {}  # the library for each, or the reason why there is none
 
 
 def _compiler() -> str:
@@ -57,31 +59,33 @@ def _folder() -> Path:
     return Path(base) / "atlas_memory"
 
 
-def _built() -> Path:
-    """The library for these sources, this compiler and this processor."""
-    compiler = _compiler()
+def _built(number: str) -> Path:
+    """The library for these sources, this compiler and this processor, of one type of number."""
+    compiler, flags = _compiler(), [*FLAGS, f"-DNUMBER={number}"]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     sources = sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")])
     parts = [x.read_bytes() for x in sources]
-    parts += [version, _processor().encode(), " ".join(FLAGS).encode()]
+    parts += [version, _processor().encode(), " ".join(flags).encode()]
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20] + ".so"
     try:
-        return _made(compiler, _folder() / name)
+        return _made(compiler, flags, _folder() / name)
     except OSError:  # a home that cannot be written to
-        return _made(compiler, Path(tempfile.mkdtemp(prefix="atlas-memory-")) / name)
+        return _made(compiler, flags, Path(tempfile.mkdtemp(prefix="atlas-memory-")) / name)
 
 
-def _made(compiler: str, target: Path) -> Path:
+def _made(compiler: str, flags: list[str], target: Path) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, made = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
+    if sys.stderr.isatty():
+        print("compiling the memory's kernels for this processor, once ..", file=sys.stderr)
     try:
         source = str(HERE / "kernels.cpp")
         for threads in (THREADS, []):
             told = subprocess.run(
-                [compiler, *FLAGS, *threads, source, "-o", made], capture_output=True, text=True
+                [compiler, *flags, *threads, source, "-o", made], capture_output=True, text=True
             )
             if told.returncode == 0:
                 os.replace(made, target)  # another process may have made the same one
@@ -91,28 +95,28 @@ def _made(compiler: str, target: Path) -> Path:
         Path(made).unlink(missing_ok=True)
 
 
-def _load() -> Any:
+def _load(number: str) -> Any:
     if os.environ.get(SWITCH, "1") == "0":
         return f"{SWITCH}=0"
     try:
-        return ctypes.CDLL(str(_built()))
+        return ctypes.CDLL(str(_built(number)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return str(error)
 
 
-def library() -> Any:
-    """The library, or None."""
-    global _found
-    if _found is None:
+def library(dtype: torch.dtype) -> Any:
+    """The library for such numbers, or None."""
+    if dtype not in _found:
         with _lock:
-            if _found is None:
-                _found = _load()
-    return None if isinstance(_found, str) else _found
+            if dtype not in _found:
+                _found[dtype] = _load(NAMES[dtype])
+    found = _found[dtype]
+    return None if isinstance(found, str) else found
 
 
-def why_not() -> str | None:
+def why_not(dtype: torch.dtype = torch.float32) -> str | None:
     """Why torch does the work, in words; None where kernels do."""
-    return None if library() is not None else str(_found)
+    return None if library(dtype) is not None else str(_found[dtype])
 
 
 def served(given: tuple[Any, ...]) -> bool:
@@ -129,12 +133,12 @@ def served(given: tuple[Any, ...]) -> bool:
                 dtype = x.dtype
             if not x.is_cpu or x.dtype is not dtype or type(x) not in PLAIN:
                 return False
-    return dtype in NAMES and library() is not None
+    return dtype in NAMES and library(dtype) is not None
 
 
 @lru_cache(maxsize=256)
 def _kernel(name: str, dtype: torch.dtype) -> Any:
-    kernel = getattr(library(), f"{name}_{NAMES[dtype]}")
+    kernel = getattr(library(dtype), name)
     kernel.argtypes, kernel.restype = [ctypes.c_char_p], None
     return kernel
 

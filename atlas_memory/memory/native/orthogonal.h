@@ -1,4 +1,6 @@
 // Newton-Schulz, of the matrix itself and by its Gram matrix.   optimizers.py
+//
+// Its factors are never rounded: a step is a + bA + cA^2, of which a would swallow what is small.
 #pragma once
 
 // C = A B, or C + A B, from the diagonal on.
@@ -103,6 +105,7 @@ struct Polynomial {
 template <class T>
 static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y, Matrix<T> K,
                  const Iterations<T> &it) {
+    Rounding exact(false);
     symmetric<T>(m, n, s, s.turned(), it.A(0));
     T squares = 0;
     for (long i = 0; i < m; i++) squares += it.A(0)(i, i);
@@ -146,6 +149,7 @@ KERNEL(orthogonal_forward)
 template <class T>
 static void by_gram_back(const Polynomial &of, long m, long n, Matrix<const T> dy, Matrix<const T> s,
                          Matrix<T> ds) {
+    Rounding exact(false);
     Room room;
     long steps = of.steps;
     auto kept = room.matrix<T>(4 * steps * m, m), K = room.matrix<T>(m, m);
@@ -206,6 +210,7 @@ template <class T> struct Direct {
 // X <- RX, R = a + bA + cA^2, A = XX^T. X [m, n], m <= n, one step at least.
 template <class T>
 static void by_itself(const Polynomial &of, long m, long n, const Direct<T> &it, Matrix<T> y) {
+    Rounding exact(false);
     for (long i = 0; i < of.steps; i++) {
         auto x = it.X(i);
         symmetric<T>(m, n, x, x.turned(), it.A(i));
@@ -228,6 +233,7 @@ KERNEL(direct_forward)
 template <class T>
 static void by_itself_back(const Polynomial &of, long m, long n, Matrix<const T> dy,
                            const Direct<T> &it, Matrix<T> dx) {
+    Rounding exact(false);
     Room room;
     auto D = room.matrix<T>(m, m), DA = room.matrix<T>(m, m), made = room.matrix<T>(m, m);
     auto next = room.matrix<T>(m, n), other = room.matrix<T>(m, n);
