@@ -22,8 +22,9 @@ train results: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.mmap
 train: $(ALONE)  ## Atlas beside a Transformer++ on enwik8, in minutes
 	$(BIN)/atlas train quickstart
 
-test: $(READY)  ## the fast tests
+test: $(READY)  ## the fast tests; those of the memory once more without its kernels
 	$(PYTEST)
+	ATLAS_NATIVE=0 $(PYTEST) tests/memory tests/layers
 
 test-all: $(READY)  ## the fast tests, the slow ones and those that compile
 	$(PYTEST) -m ""

@@ -57,6 +57,14 @@ template <class T> INLINE void scaled(long n, T a, const T *x, T *o, bool add = 
     for (; i < n; i++) o[i] = add ? o[i] + a * x[i] : a * x[i];
 }
 
+// o = p * x + q * y
+template <class T> INLINE void blended(long n, T p, const T *x, T q, const T *y, T *o) {
+    long i = 0;
+    for (; i + LANES<T> <= n; i += LANES<T>)
+        store<T>(o + i, p * load<T>(x + i) + q * load<T>(y + i));
+    for (; i < n; i++) o[i] = p * x[i] + q * y[i];
+}
+
 // o = a - b
 template <class T> INLINE void minus(long n, const T *a, const T *b, T *o) {
     for (long i = 0; i < n; i++) o[i] = a[i] - b[i];
@@ -78,4 +86,4 @@ template <class T> INLINE void times(long n, const T *a, const T *b, T *o, bool 
 
 constexpr double SMALL = 1e-4;     // architectures.py
 constexpr double SMALLEST = 1e-7;  // optimizers.py
-constexpr double TINY = 1e-30;     // learner.py
+constexpr double TINY = 1e-30;     // architectures.py
