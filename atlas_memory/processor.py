@@ -1,5 +1,6 @@
 """The processor of this process: how it counts, and what it is."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def keep_freed_memory() -> None:
     choose = CDLL(None).mallopt
     for choice, megabytes in ((TRIM_THRESHOLD, 256), (TOP_PAD, 16), (MMAP_THRESHOLD, 32)):
         choose(choice, megabytes << 20)
+
+
+def leave_a_core(threads: int | None = None) -> None:
+    """As many threads for torch, or all cores but one where neither this nor OMP_NUM_THREADS tells.
+
+    Threads that share a product wait for each other without sleeping. Where another one, such as
+    that of a server's connections, has taken one's core, all others wait for it at every product.
+    """
+    import torch
+
+    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) - 1))
 
 
 def processor_name() -> str:

@@ -1,3 +1,4 @@
+import os
 import platform
 import subprocess
 import sys
@@ -55,6 +56,23 @@ print(getrusage(RUSAGE_SELF).ru_minflt - before)
 def test_freed_memory_is_used_again() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
     assert int(done.stdout) < 100  # two tensors have 2,048 pages
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "threads"),
+    [("", "", max(1, (os.cpu_count() or 1) - 1)), ("", "1", 1), ("2", "1", 2)],
+)
+def test_a_core_is_left_where_nobody_says_otherwise(asked: str, told: str, threads: int) -> None:
+    program = (
+        f"import torch; from atlas_memory.processor import leave_a_core as leave; leave({asked})"
+    )
+    program += "; print(torch.get_num_threads())"
+    known = {key: x for key, x in os.environ.items() if key != "OMP_NUM_THREADS"}
+    known |= {"OMP_NUM_THREADS": told} if told else {}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, env=known
+    )
+    assert int(done.stdout) == threads
 
 
 def test_a_processor_has_a_name() -> None:

@@ -25,6 +25,7 @@ TOKEN = "What every request must bear; better given as ATLAS_TOKEN, which `ps` d
 MEMORY = "A memory file to keep from the start; may be given again."
 CONFIG = "A TOML file with any of these options, and with `run`; flags come before it."
 STORE = "A folder in which memories outlive the server."
+THREADS = "Of the model; all cores but the one that answers."
 PREFIXES = "Bytes of states for prompts that begin alike; 0: none."
 
 
@@ -61,6 +62,7 @@ def run(
     resident: Annotated[str, typer.Option(metavar="SIZE", help="Of stored ones in RAM.")] = "1GB",
     max_upload: Annotated[str, typer.Option(metavar="SIZE", help="Of a memory file.")] = "256MB",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that a request may take.")] = 300,
+    threads: Annotated[int | None, typer.Option(min=1, help=THREADS)] = None,
     precision: Precision = None,
     device: Device = "cpu",
     tokenizer: Tokenizer = None,
@@ -92,10 +94,11 @@ def run(
     require_run(run_folder, precision, tokenizer, device)
     for path in memory or []:
         require_memory_file(path)
-    from atlas_memory.processor import keep_freed_memory
+    from atlas_memory.processor import keep_freed_memory, leave_a_core
     from atlas_memory.serving.engine import Capacity
 
     keep_freed_memory()
+    leave_a_core(threads)
     capacity = Capacity(rows, block, waiting, prefix_bytes)
     loaded = load(run_folder, precision, tokenizer, device)
     named = name or run_folder.resolve().name
