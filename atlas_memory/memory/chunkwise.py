@@ -47,7 +47,7 @@ from atlas_memory.memory.omega import (
     in_streams,
     write_pairs,
 )
-from atlas_memory.memory.optimizers import FEW, Optimizer, orthogonal
+from atlas_memory.memory.optimizers import FEW, Muon, Optimizer, orthogonal
 from atlas_memory.memory.products import baddbmm
 from atlas_memory.memory.spec import MemorySpec
 from atlas_memory.memory.state import MemoryState
@@ -66,9 +66,11 @@ def memorize_chunkwise(
     if spec.linear and layout is None:  # how many tokens are solved at once is no semantics
         block = min(block, tokens.new)
     streams = tokens.streams(layout, spec.window - 1)
-    streams = _hoist(spec)(spec, streams, block)
     heads = tokens.keys.shape[1]
     now = flat((*state.start, *state.start_momentum))
+    muon = _muon_by_kernel(spec, (*streams, *now))
+    if muon is None:
+        streams = _hoist(spec)(spec, streams, block)
     constants = spec.features.per_row(tokens.constants, len(streams[0]))
     if layout is None and _by_kernel(spec, streams, now):
         y, after = _read_by_kernel(spec, streams, now, constants)
@@ -78,14 +80,15 @@ def memorize_chunkwise(
             slots=streams[0].shape[1],
             lookbacks=(0, spec.window - 1, spec.window - 1, *(0,) * (len(streams) - 3)),
             partial=spec.linear,
-            kept=_kept_blocks(spec, block, streams, initial),
+            kept=_kept_blocks(spec, block, streams, initial, muon),
             fresh=None if layout is None else layout.fresh.repeat_interleave(heads, 0),
             count=None if layout is None else layout.count.repeat_interleave(heads, 0),
         )
         zeros = tuple(torch.zeros_like(w) for w in initial) if spec.optimizer.momentum else ()
         first = flat((*initial, *zeros)) if layout is not None else ()
         shared = () if constants is None else (constants,)
-        y, after = scan(_body(spec), plan, now, first, streams, shared)
+        body = _body(spec) if muon is None else muon_kernel_body(spec, muon)
+        y, after = scan(body, plan, now, first, streams, shared)
     y = y.unflatten(0, (-1, heads))
     y = y[:, :, y.shape[2] - tokens.new :] if layout is None else gather(y, layout.slot)
     parts = tuple(x.unflatten(0, (-1, heads)) for x in after)
@@ -108,6 +111,16 @@ def _by_kernel(spec: MemorySpec, streams: Tensors, now: Tensors) -> bool:
     numbers = pairs * (5 * hidden + dv + 2 * spec.chunk) + sum(w[0].numel() for w in now)
     kept = chunks if torch.is_grad_enabled() else 1
     return kept * numbers * len(now[0]) * now[0].element_size() <= KEPT_BYTES
+
+
+def _muon_by_kernel(spec: MemorySpec, given: Tensors) -> Muon | None:
+    """Muon, if a kernel of the processor's makes its matrices of a chunk, one token after another:
+    where they are many, under one alpha per token.
+    """
+    optimizer, retention = spec.optimizer, spec.retention
+    if not isinstance(optimizer, Muon) or retention.mapped or retention.channel:
+        return None
+    return optimizer if _per_token(spec) and served(given) else None
 
 
 def _read_by_kernel(
@@ -141,15 +154,21 @@ def _per_token(spec: MemorySpec) -> bool:
     return often or spec.retention.mapped
 
 
-def _kept_blocks(spec: MemorySpec, block: int, streams: Tensors, initial: Tensors) -> int:
-    """How many blocks' graphs fit the budget."""
+def _kept_blocks(
+    spec: MemorySpec, block: int, streams: Tensors, initial: Tensors, muon: Muon | None
+) -> int:
+    """How many blocks' graphs fit the budget. muon: where a kernel makes its matrices."""
     like, optimizer = streams[0], spec.optimizer
     if not _per_token(spec):
         pairs = block * spec.window if spec.linear else block + spec.window - 1
         return kept_blocks(pairs, initial, like)
     steps = block // optimizer.period if optimizer.orthogonal else block
-    # about twelve copies of a matrix for every step, and Newton-Schulz' Gram matrices
-    floats = sum(12 * w[0, 0].numel() + 20 * min(w.shape[-2:]) ** 2 for w in initial)
+    shapes = [w.shape[-2:] for w in initial]
+    if muon is None:  # about twelve copies of a matrix, and Newton-Schulz' Gram matrices
+        floats = sum(12 * out * into + 20 * min(out, into) ** 2 for out, into in shapes)
+    else:  # what makes a step again, and about eight activations for every token
+        made_of = sum(native.Muon.numbers(out, into, muon.steps) for out, into in shapes)
+        floats = made_of + 8 * muon.period * sum(out + into for out, into in shapes)
     return KEPT_BYTES // (like.element_size() * like.shape[0] * steps * floats)
 
 
@@ -365,6 +384,37 @@ def muon_body(spec: MemorySpec) -> Body:
         maps = [_muon_maps(spec, c, L_s, q.shape[1]) for L_s in made]
         y, _ = spec.architecture.forward(maps, phi_q, q)
         return y, (*(c.since[:, -1:] * L_s[:, -1] for L_s in made), *ends)
+
+    return body
+
+
+@dataclass
+class MuonSteps:
+    """x -> L_t x by a kernel that makes one L_t after another. Asked once, it leaves L and S behind
+    the chunk in `after`.
+    """
+
+    muon: Muon
+    given: Tensors
+    after: Tensors = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y, *after = native.Muon.run(*self.given, x, self.muon.period, self.muon.polynomial)
+        self.after = tuple(after)
+        return y
+
+
+def muon_kernel_body(spec: MemorySpec, muon: Muon) -> Body:
+    """`muon_body` by a kernel, from the gates as they are."""
+
+    def body(
+        state: Tensors, streams: Tensors, shared: Tensors, count: Tensor | None
+    ) -> tuple[Tensor, Tensors]:
+        L, S, phi_q, pairs = at_start(spec, state, streams, shared)
+        given = zip(L, S, pairs, strict=True)
+        maps = [MuonSteps(muon, (w, s, *p, *streams[3:])) for w, s, p in given]
+        y, _ = spec.architecture.forward(maps, phi_q, streams[0])
+        return y, (*(m.after[0] for m in maps), *(m.after[1] for m in maps))
 
     return body
 

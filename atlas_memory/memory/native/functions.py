@@ -402,6 +402,44 @@ class Deep(Function):
         return *d, *made, None
 
 
+class Muon(Function):
+    """Answers to a chunk's queries by one matrix that Muon moves at every token, and L, S behind
+    the chunk. Names as in `muon.h`.
+    """
+
+    @staticmethod
+    def numbers(out: int, into: int, steps: int) -> int:
+        """Of which a step is made again, see `again` in `orthogonal.h`."""
+        m, n = sorted((out, into))
+        return m * m if steps and n > 2 * m else m * n
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        *inputs, period, polynomial = given
+        L, S, d, x, alpha, eta, theta, gamma, q = inputs
+        gates = alpha[..., None], eta[..., None], theta[..., None], gamma
+        taken = [beside(x) for x in (L, S, d, x, *gates, q)]
+        (g, m, into), out = q.shape, d.shape[2]
+        sizes = m, gamma.shape[2], out, into, period, *polynomial
+        made = q.new_empty(g, m, out), q.new_empty(L.shape), q.new_empty(S.shape)
+        left = None
+        if ctx is not None:
+            left = q.new_empty(g, m // period, Muon.numbers(out, into, polynomial[0]))
+            ctx.sizes = sizes
+            ctx.save_for_backward(*taken, left)
+        call("muon_forward", sizes, *taken, *made, left)
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, left = ctx.saved_tensors
+        made = [x.new_zeros(x.shape) for x in inputs]
+        call("muon_backward", ctx.sizes, *(beside(x) for x in given), *inputs, left, *made)
+        L, S, d, x, alpha, eta, theta, gamma, q = made
+        return L, S, d, x, alpha[..., 0], eta[..., 0], theta[..., 0], gamma, q, None, None
+
+
 def _border(borders: Tensor | None, like: Tensor | None, n: int) -> Tensor | None:
     """The matrix at the n-th border, as a tensor of its own."""
     if borders is None or like is None:

@@ -10,3 +10,4 @@
 #include "token.h"
 #include "layer.h"
 #include "online.h"
+#include "muon.h"

@@ -43,35 +43,35 @@ static void symmetric(long m, long k, Matrix<const T> a, Matrix<const T> b, Matr
 // o = p x + q y, of square matrices
 template <class T>
 static void mixed(long m, T p, Matrix<const T> x, T q, Matrix<const T> y, Matrix<T> o) {
-    for (long i = 0; i < m; i++) {
-        const T *left = &x(i, 0), *right = &y(i, 0);
-        T *out = &o(i, 0);
-        for (long j = 0; j < m; j++) out[j] = p * left[j] + q * right[j];
-    }
+    for (long i = 0; i < m; i++) blended<T>(m, p, &x(i, 0), q, &y(i, 0), &o(i, 0));
 }
 
-// o = p (x + x^T), square by square of vectors.
-template <class T> static void both_halves(long m, T p, Matrix<const T> x, Matrix<T> o) {
+// o = p (x + x^T) + q y, square by square of vectors; y, symmetric, may be absent.
+template <class T>
+static void both_halves(long m, T p, Matrix<const T> x, Matrix<T> o, T q = 0,
+                        Matrix<const T> y = {}) {
     constexpr long L = LANES<T>;
     long whole = m / L * L;
     for (long i = 0; i < whole; i += L)
         for (long j = 0; j <= i; j += L) {
             Vector<T> r[L], across[L];
 #pragma GCC unroll 16
-            for (long y = 0; y < L; y++) across[y] = load<T>(&x(j + y, 0) + i);
+            for (long l = 0; l < L; l++) across[l] = load<T>(&x(j + l, 0) + i);
             turn<T>(across);
 #pragma GCC unroll 16
-            for (long y = 0; y < L; y++) {
-                r[y] = p * (load<T>(&x(i + y, 0) + j) + across[y]);
-                store<T>(&o(i + y, 0) + j, r[y]);
+            for (long l = 0; l < L; l++) {
+                r[l] = p * (load<T>(&x(i + l, 0) + j) + across[l]);
+                if (y.p) r[l] += q * load<T>(&y(i + l, 0) + j);
+                store<T>(&o(i + l, 0) + j, r[l]);
             }
             if (i == j) continue;
             turn<T>(r);
 #pragma GCC unroll 16
-            for (long y = 0; y < L; y++) store<T>(&o(j + y, 0) + i, r[y]);
+            for (long l = 0; l < L; l++) store<T>(&o(j + l, 0) + i, r[l]);
         }
     for (long i = whole; i < m; i++)
-        for (long j = 0; j <= i; j++) o(i, j) = o(j, i) = p * (x(i, j) + x(j, i));
+        for (long j = 0; j <= i; j++)
+            o(i, j) = o(j, i) = p * (x(i, j) + x(j, i)) + (y.p ? q * y(i, j) : T(0));
 }
 
 // y = K s, or y + K s, K symmetric; numbers of a row or of a column of y lie side by side.
@@ -90,8 +90,8 @@ template <class T> struct Iterations {
     long m;
     Matrix<T> A(long i) const { return kept.from(4 * i * m); }
     Matrix<T> R(long i) const { return kept.from((4 * i + 1) * m); }
-    Matrix<T> Q(long i) const { return kept.from((4 * i + 2) * m); }
-    Matrix<T> AR(long i) const { return kept.from((4 * i + 3) * m); }
+    Matrix<T> AR(long i) const { return kept.from((4 * i + 2) * m); }
+    Matrix<T> Q(long i) const { return kept.from((i == 1 ? 1 : 4 * i - 1) * m); }  // the first is R
 };
 
 struct Polynomial {
@@ -101,9 +101,18 @@ struct Polynomial {
         : steps(from.size()), a(from.number()), b(from.number()), c(from.number()) {}
 };
 
-// Q <- RQ, A <- RAR; K [m, m], and the length of S. S [m, n], m <= n.
+// o = R Q, or turned: Q R. Where S is next to nothing Q is some hundreds: what it makes of S stays
+// exact as long as every factor comes in from the side away from S, and no half is mirrored.
 template <class T>
-static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y, Matrix<T> K,
+static void upon(bool turned, long m, Matrix<const T> R, Matrix<const T> Q, Matrix<T> o,
+                 bool add = false) {
+    product<T>(m, m, m, turned ? Q : R, turned ? R : Q, o, add);
+}
+
+// Q <- RQ, A <- RAR; K [m, m], which turns S into NS(S), and the length of S. S [m, n], m <= n.
+// turned: for an answer whose columns lie side by side, see `onto`.
+template <class T>
+static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, bool turned, Matrix<T> K,
                  const Iterations<T> &it) {
     Rounding exact(false);
     symmetric<T>(m, n, s, s.turned(), it.A(0));
@@ -113,21 +122,15 @@ static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix
     weigh<T>(m, m, 1 / (size * size), fixed(it.A(0)), it.A(0));
     for (long i = 0; i < of.steps; i++) {
         auto A = fixed(it.A(i)), R = fixed(it.R(i));
-        bool ends = i + 1 == of.steps;
         symmetric<T>(m, m, A, A, it.R(i));
         mixed<T>(m, of.b, A, of.c, R, it.R(i));
         for (long j = 0; j < m; j++) it.R(i)(j, j) += of.a;
-        auto Q = ends ? K : it.Q(i + 1);
-        if (i)
-            symmetric<T>(m, m, R, fixed(it.Q(i)), Q);
-        else
-            weigh<T>(m, m, 1, R, Q);
-        if (ends) break;
+        if (i) upon<T>(turned, m, R, fixed(it.Q(i)), it.Q(i + 1));
+        if (i + 1 == of.steps) break;
         symmetric<T>(m, m, A, R, it.AR(i));
         symmetric<T>(m, m, R, fixed(it.AR(i)), it.A(i + 1));
     }
-    weigh<T>(m, m, 1 / size, fixed(K), K);
-    onto<T>(m, n, fixed(K), s, y);
+    weigh<T>(m, m, 1 / size, fixed(it.Q(of.steps)), K);
     return found;
 }
 
@@ -138,7 +141,8 @@ template <class T> static void orthogonal_forward(Arguments a) {
     ALL_ROWS(a) {
         Room room;
         auto kept = room.matrix<T>(4 * of.steps * m, m), K = room.matrix<T>(m, m);
-        by_gram<T>(of, m, n, S.at(g), Y.at(g), K, {kept, m});
+        by_gram<T>(of, m, n, S.at(g), Y.at(g).column != 1, K, {kept, m});
+        onto<T>(m, n, fixed(K), S.at(g), Y.at(g));
     }
 }
 KERNEL(orthogonal_forward)
@@ -152,8 +156,9 @@ static void by_gram_back(const Polynomial &of, long m, long n, Matrix<const T> d
     Rounding exact(false);
     Room room;
     long steps = of.steps;
+    bool turned = ds.column != 1;
     auto kept = room.matrix<T>(4 * steps * m, m), K = room.matrix<T>(m, m);
-    T found = by_gram<T>(of, m, n, s, ds, K, {kept, m}), size = found + T(SMALLEST);
+    T found = by_gram<T>(of, m, n, s, turned, K, {kept, m}), size = found + T(SMALLEST);
     Iterations<const T> it = {fixed(kept), m};
     auto dA = room.matrix<T>(m, m), dQ = room.matrix<T>(m, m), dR = room.matrix<T>(m, m);
     auto made = room.matrix<T>(m, m), next = room.matrix<T>(m, m);
@@ -164,22 +169,20 @@ static void by_gram_back(const Polynomial &of, long m, long n, Matrix<const T> d
     for (long i = 0; i < steps; i++) {
         auto A = it.A(i), R = it.R(i);
         product<T>(m, m, m, A, fixed(dA), made);
-        both_halves<T>(m, of.c, fixed(made), dR);
-        mixed<T>(m, of.b, fixed(dA), 1, fixed(dR), dR);
+        both_halves<T>(m, of.c, fixed(made), dR, of.b, fixed(dA));
         if (i) {
-            lower<T>(m, m, R, fixed(dQ), next);
-            lower<T>(m, m, fixed(dR), it.Q(i), next, true);
-            mirror<T>(m, next);
+            upon<T>(turned, m, R, fixed(dQ), next);
+            upon<T>(turned, m, fixed(dR), it.Q(i), next, true);
             std::swap(next, dQ);
         } else {
             weigh<T>(m, m, 1, fixed(dR), dQ);
         }
         if (i + 1 == steps) break;
         product<T>(m, m, m, fixed(dR), it.AR(i), made);
-        both_halves<T>(m, 1, fixed(made), next);
-        product<T>(m, m, m, R, fixed(dA), made);
-        symmetric<T>(m, m, fixed(made), R, dA);
-        mixed<T>(m, 1, fixed(dA), 1, fixed(next), dA);
+        product<T>(m, m, m, R, fixed(dA), next);
+        both_halves<T>(m, 1, fixed(made), dA);
+        lower<T>(m, m, fixed(next), R, dA, true);
+        mirror<T>(m, dA);
     }
     for (long i = 0; i < m; i++) d_size -= 2 / size * dot<T>(m, &dQ(i, 0), &it.A(0)(i, 0));
     weigh<T>(m, m, 2 / (size * size), fixed(dQ), dQ);
@@ -207,7 +210,7 @@ template <class T> struct Direct {
     Matrix<T> R(long i) const { return kept.from((2 * i + 1) * m); }
 };
 
-// X <- RX, R = a + bA + cA^2, A = XX^T. X [m, n], m <= n, one step at least.
+// X <- RX, R = a + bA + cA^2, A = XX^T. X [m, n], m <= n, one step at least. y may be absent.
 template <class T>
 static void by_itself(const Polynomial &of, long m, long n, const Direct<T> &it, Matrix<T> y) {
     Rounding exact(false);
@@ -217,7 +220,8 @@ static void by_itself(const Polynomial &of, long m, long n, const Direct<T> &it,
         symmetric<T>(m, m, fixed(it.A(i)), fixed(it.A(i)), it.R(i));
         mixed<T>(m, of.b, fixed(it.A(i)), of.c, fixed(it.R(i)), it.R(i));
         for (long j = 0; j < m; j++) it.R(i)(j, j) += of.a;
-        onto<T>(m, n, fixed(it.R(i)), x, i + 1 < of.steps ? it.later.from(i * m) : y);
+        auto next = i + 1 < of.steps ? it.later.from(i * m) : y;
+        if (next.p) onto<T>(m, n, fixed(it.R(i)), x, next);
     }
 }
 
@@ -243,8 +247,7 @@ static void by_itself_back(const Polynomial &of, long m, long n, Matrix<const T>
         product<T>(m, m, n, dy, x.turned(), made);
         both_halves<T>(m, 1, fixed(made), D);
         product<T>(m, m, m, fixed(D), fixed(it.A(i)), made);
-        both_halves<T>(m, of.c, fixed(made), DA);
-        mixed<T>(m, of.b, fixed(D), 1, fixed(DA), DA);
+        both_halves<T>(m, of.c, fixed(made), DA, of.b, fixed(D));
         onto<T>(m, n, fixed(it.R(i)), dy, out);
         onto<T>(m, n, fixed(DA), x, out, true);
         dy = fixed(out);
@@ -297,18 +300,37 @@ template <class T> struct Started {
     T share() const { return 1 / (length + T(SMALLEST)); }
 };
 
+static bool is_long(const Polynomial &of, long m, long n) { return of.steps && n > 2 * m; }
+
+// left: takes what `again` makes y of, K or y itself, if it is asked for.
 template <class T>
-static void newton_schulz(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y) {
-    if (m > n) return newton_schulz<T>(of, n, m, s.turned(), y.turned());
+static void newton_schulz(const Polynomial &of, long m, long n, Matrix<const T> s, Matrix<T> y,
+                          T *left = nullptr) {
+    if (m > n) return newton_schulz<T>(of, n, m, s.turned(), y.turned(), left);
     Room room;
-    if (of.steps && n > 2 * m) {
+    if (is_long(of, m, n)) {
         auto kept = room.matrix<T>(4 * of.steps * m, m), K = room.matrix<T>(m, m);
-        by_gram<T>(of, m, n, s, y, K, {kept, m});
-        return;
+        if (left) K.p = left;
+        by_gram<T>(of, m, n, s, y.column != 1, K, {kept, m});
+        return onto<T>(m, n, fixed(K), s, y);
     }
     Started<T> a(room, of, m, n, s);
-    if (of.steps) return by_itself<T>(of, m, n, a.it, y);
-    weigh<T>(a.laid.rows, a.laid.columns, 1, fixed(a.laid(a.X)), a.laid(y));
+    const Laid<T> &laid = a.laid;
+    if (of.steps)
+        by_itself<T>(of, m, n, a.it, y);
+    else
+        weigh<T>(laid.rows, laid.columns, 1, fixed(laid(a.X)), laid(y));
+    if (left) weigh<T>(laid.rows, laid.columns, 1, fixed(laid(y)), {left, laid.columns, 1});
+}
+
+// y of `newton_schulz` once more; it lies as it lay there.
+template <class T>
+static void again(const Polynomial &of, long m, long n, Matrix<const T> s, const T *left,
+                  Matrix<T> y) {
+    if (m > n) return again<T>(of, n, m, s.turned(), left, y.turned());
+    if (is_long(of, m, n)) return onto<T>(m, n, {left, m, 1}, s, y);
+    Laid<T> laid(m, n, s);
+    weigh<T>(laid.rows, laid.columns, 1, {left, laid.columns, 1}, laid(y));
 }
 
 // ds of `newton_schulz`, laid down; all matrices lie as s does.
@@ -316,13 +338,13 @@ template <class T>
 static void newton_schulz_back(const Polynomial &of, long m, long n, Matrix<const T> dy,
                                Matrix<const T> s, Matrix<T> ds) {
     if (m > n) return newton_schulz_back<T>(of, n, m, dy.turned(), s.turned(), ds.turned());
-    if (of.steps && n > 2 * m) return by_gram_back<T>(of, m, n, dy, s, ds);
+    if (is_long(of, m, n)) return by_gram_back<T>(of, m, n, dy, s, ds);
     Room room;
     Started<T> a(room, of, m, n, s);
     const Laid<T> &laid = a.laid;
     auto dx = laid.like(room);
     if (of.steps) {
-        by_itself<T>(of, m, n, a.it, dx);
+        by_itself<T>(of, m, n, a.it, Matrix<T>{});
         by_itself_back<T>(of, m, n, dy, a.it, dx);
     } else {
         weigh<T>(laid.rows, laid.columns, 1, laid(dy), laid(dx));

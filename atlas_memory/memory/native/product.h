@@ -85,7 +85,7 @@ INLINE void tile(long k, Matrix<const T> a, const T *panel, T *c, long row, bool
     for (long p = 0; p < k; p++) {
         Vector<T> b[V];
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) b[v] = *(const Vector<T> *)(panel + (p * V + v) * L);
+        for (int v = 0; v < V; v++) b[v] = load<T>(panel + (p * V + v) * L);
 #pragma GCC unroll 16
         for (int i = 0; i < M; i++) {
             T x = a(i, p);
@@ -102,10 +102,16 @@ INLINE void tile(long k, Matrix<const T> a, const T *panel, T *c, long row, bool
         }
 }
 
+// `count` tiles of m rows, one below the other.
 template <class T, int V>
-static void tile_of(long m, long k, Matrix<const T> a, const T *panel, T *c, long row, bool add) {
+static void tiles(long count, long m, long k, Matrix<const T> a, const T *panel, T *c, long row,
+                  bool add) {
     switch (m) {
-#define CASE(M) case M: return tile<T, M, V>(k, a, panel, c, row, add);
+#define CASE(M)                                                                                   \
+    case M:                                                                                       \
+        for (; count; count--, a = a.from(M), c += M * row)                                       \
+            tile<T, M, V>(k, a, panel, c, row, add);                                              \
+        return;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if ROWS > 6
         CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
@@ -165,35 +171,46 @@ template <class T, int V> static void lay(long k, long n, Matrix<const T> b, T *
 
 constexpr long DEPTH = 512;  // rows of a panel at once
 
+static void *room_of_panel() {
+    static thread_local Block kept;
+    if (!kept.p) kept.p = aligned_alloc(64, DEPTH * 2 * BYTES);
+    return kept.p;
+}
+
 // The columns of C that one panel makes.
 template <class T, int V>
 static void columns(long m, long wide, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
-                    bool add, T *panel) {
+                    bool add) {
     constexpr long W = V * LANES<T>;
-    lay<T, V>(k, wide, b, panel);
-    for (long i = 0, left = (m + ROWS - 1) / ROWS; left; left--) {
-        long rows = (m - i + left - 1) / left;
-        if (wide == W) {
-            tile_of<T, V>(rows, k, a.from(i), panel, &c(i, 0), c.row, add);
-        } else {
-            alignas(64) T t[ROWS * W];
-            tile_of<T, V>(rows, k, a.from(i), panel, t, W, false);
+    const T *panel = b.p;
+    if (wide < W || b.column != 1 || b.row != W) {  // else it lies there as a panel
+        T *laid = (T *)room_of_panel();
+        lay<T, V>(k, wide, b, laid);
+        panel = laid;
+    }
+    long count = m > ROWS ? (m + ROWS - 1) / ROWS : 1;
+    if (m % count && m % (count + 1) == 0) count++;  // all alike
+    long rows = m / count, longer = m % count, last = longer * (rows + 1);
+    auto some = [&](long i, long count, long rows) {
+        if (wide == W) return tiles<T, V>(count, rows, k, a.from(i), panel, &c(i, 0), c.row, add);
+        alignas(64) T t[ROWS * W];
+        for (; count; count--, i += rows) {
+            tiles<T, V>(1, rows, k, a.from(i), panel, t, W, false);
             for (long r = 0; r < rows; r++)
                 for (long x = 0; x < wide; x++) {
                     T &o = c.p[(i + r) * c.row + x];
                     o = t[r * W + x] + (add ? o : T(0));
                 }
         }
-        i += rows;
-    }
+    };
+    if (longer) some(0, longer, rows + 1);
+    some(last, count - longer, rows);
 }
 
 // C [m, n] = A [m, k] B [k, n], or C + A B. Rows of C lie side by side.
 template <class T>
 static void product_exact(long m, long n, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
                     bool add = false) {
-    static thread_local Block kept;
-    if (!kept.p) kept.p = aligned_alloc(64, DEPTH * 2 * BYTES);
     if (k == 0 && !add)
         for (long i = 0; i < m; i++)
             for (long j = 0; j < n; j++) c(i, j) = 0;
@@ -202,7 +219,7 @@ static void product_exact(long m, long n, long k, Matrix<const T> a, Matrix<cons
         for (long j = 0; j < n; j += WIDE<T>) {
             long wide = n - j < WIDE<T> ? n - j : WIDE<T>;
             auto way = wide > LANES<T> ? columns<T, 2> : columns<T, 1>;
-            way(m, wide, deep, a.from(0, p), b.from(p, j), c.from(0, j), add || p, (T *)kept.p);
+            way(m, wide, deep, a.from(0, p), b.from(p, j), c.from(0, j), add || p);
         }
     }
 }
