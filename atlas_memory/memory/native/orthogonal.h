@@ -3,43 +3,6 @@
 // Its factors are never rounded: a step is a + bA + cA^2, of which a would swallow what is small.
 #pragma once
 
-// C = A B, or C + A B, from the diagonal on.
-template <class T>
-static void lower(long m, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
-                  bool add = false) {
-    for (long j = 0; j < m; j += WIDE<T>) {
-        long wide = m - j < WIDE<T> ? m - j : WIDE<T>;
-        product<T>(m - j, wide, k, a.from(j), b.from(0, j), c.from(j, j), add);
-    }
-}
-
-// What stands above the diagonal's panels, from what stands below.
-template <class T> static void mirror(long m, Matrix<T> c) {
-    constexpr long L = LANES<T>, W = WIDE<T>;
-    for (long j = 0; j < m; j += W)
-        for (long i = j + W; i < m; i += L)
-            for (long x = j; x < j + W; x += L) {
-                if (i + L <= m) {
-                    Vector<T> r[L];
-#pragma GCC unroll 16
-                    for (long y = 0; y < L; y++) r[y] = load<T>(&c(i + y, x));
-                    turn<T>(r);
-#pragma GCC unroll 16
-                    for (long y = 0; y < L; y++) store<T>(&c(x + y, i), r[y]);
-                } else {
-                    for (long y = i; y < m; y++)
-                        for (long l = x; l < x + L; l++) c(l, y) = c(y, l);
-                }
-            }
-}
-
-// C = A B, known to be symmetric.
-template <class T>
-static void symmetric(long m, long k, Matrix<const T> a, Matrix<const T> b, Matrix<T> c) {
-    lower<T>(m, k, a, b, c);
-    mirror<T>(m, c);
-}
-
 // o = p x + q y, of square matrices
 template <class T>
 static void mixed(long m, T p, Matrix<const T> x, T q, Matrix<const T> y, Matrix<T> o) {
@@ -115,20 +78,20 @@ template <class T>
 static T by_gram(const Polynomial &of, long m, long n, Matrix<const T> s, bool turned, Matrix<T> K,
                  const Iterations<T> &it) {
     Rounding exact(false);
-    symmetric<T>(m, n, s, s.turned(), it.A(0));
+    product<T>(m, m, n, s, s.turned(), it.A(0));
     T squares = 0;
     for (long i = 0; i < m; i++) squares += it.A(0)(i, i);
     T found = std::sqrt(squares), size = found + T(SMALLEST);
     weigh<T>(m, m, 1 / (size * size), fixed(it.A(0)), it.A(0));
     for (long i = 0; i < of.steps; i++) {
         auto A = fixed(it.A(i)), R = fixed(it.R(i));
-        symmetric<T>(m, m, A, A, it.R(i));
+        product<T>(m, m, m, A, A, it.R(i));
         mixed<T>(m, of.b, A, of.c, R, it.R(i));
         for (long j = 0; j < m; j++) it.R(i)(j, j) += of.a;
         if (i) upon<T>(turned, m, R, fixed(it.Q(i)), it.Q(i + 1));
         if (i + 1 == of.steps) break;
-        symmetric<T>(m, m, A, R, it.AR(i));
-        symmetric<T>(m, m, R, fixed(it.AR(i)), it.A(i + 1));
+        product<T>(m, m, m, A, R, it.AR(i));
+        product<T>(m, m, m, R, fixed(it.AR(i)), it.A(i + 1));
     }
     weigh<T>(m, m, 1 / size, fixed(it.Q(of.steps)), K);
     return found;
@@ -181,8 +144,7 @@ static void by_gram_back(const Polynomial &of, long m, long n, Matrix<const T> d
         product<T>(m, m, m, fixed(dR), it.AR(i), made);
         product<T>(m, m, m, R, fixed(dA), next);
         both_halves<T>(m, 1, fixed(made), dA);
-        lower<T>(m, m, fixed(next), R, dA, true);
-        mirror<T>(m, dA);
+        product<T>(m, m, m, fixed(next), R, dA, true);
     }
     for (long i = 0; i < m; i++) d_size -= 2 / size * dot<T>(m, &dQ(i, 0), &it.A(0)(i, 0));
     weigh<T>(m, m, 2 / (size * size), fixed(dQ), dQ);
@@ -216,8 +178,8 @@ static void by_itself(const Polynomial &of, long m, long n, const Direct<T> &it,
     Rounding exact(false);
     for (long i = 0; i < of.steps; i++) {
         auto x = it.X(i);
-        symmetric<T>(m, n, x, x.turned(), it.A(i));
-        symmetric<T>(m, m, fixed(it.A(i)), fixed(it.A(i)), it.R(i));
+        product<T>(m, m, n, x, x.turned(), it.A(i));
+        product<T>(m, m, m, fixed(it.A(i)), fixed(it.A(i)), it.R(i));
         mixed<T>(m, of.b, fixed(it.A(i)), of.c, fixed(it.R(i)), it.R(i));
         for (long j = 0; j < m; j++) it.R(i)(j, j) += of.a;
         auto next = i + 1 < of.steps ? it.later.from(i * m) : y;
