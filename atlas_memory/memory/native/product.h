@@ -140,33 +140,27 @@ template <class T> INLINE void turn(Vector<T> *r) {
     }
 }
 
-// n <= V vectors of columns of b, filled up with zeros.
+// n <= V vectors of columns of b; what stands behind the n-th is of no meaning, and its products are
+// dropped. A vector that is longer than what is left of a row goes on into the next one.
 template <class T, int V> static void lay(long k, long n, Matrix<const T> b, T *panel) {
     constexpr long L = LANES<T>, W = V * L;
     long p = 0;
-    if (n == W && b.column == 1) {
-        for (; p < k; p++)
-            for (long j = 0; j < W; j += L) *(Vector<T> *)(panel + p * W + j) = load<T>(&b(p, j));
-    } else if (n == W && b.row == 1) {
+    if (b.column == 1 && W - n <= b.row) {
+        for (long safe = n == W ? k : k - 1; p < safe; p++)
+            for (long j = 0; j < W; j += L) store<T>(panel + p * W + j, load<T>(&b(p, j)));
+    } else if (b.row == 1) {
         for (; p + L <= k; p += L)
             for (long j = 0; j < W; j += L) {
                 Vector<T> r[L];
 #pragma GCC unroll 16
-                for (long i = 0; i < L; i++) r[i] = load<T>(&b(p, j + i));
+                for (long i = 0; i < L; i++) r[i] = load<T>(&b(p, j + i < n ? j + i : n - 1));
                 turn<T>(r);
 #pragma GCC unroll 16
-                for (long i = 0; i < L; i++) *(Vector<T> *)(panel + (p + i) * W + j) = r[i];
+                for (long i = 0; i < L; i++) store<T>(panel + (p + i) * W + j, r[i]);
             }
-    } else {
-        for (long i = 0; i < k * W; i += L) *(Vector<T> *)(panel + i) = Vector<T>{};
     }
-    if (b.column == 1) {
-        for (; p < k; p++)
-            for (long j = 0; j < n; j++) panel[p * W + j] = b(p, j);
-    } else {
-        for (long j = 0; j < n; j++)
-            for (long i = p; i < k; i++) panel[i * W + j] = b(i, j);
-    }
+    for (; p < k; p++)
+        for (long j = 0; j < n; j++) panel[p * W + j] = b(p, j);
 }
 
 constexpr long DEPTH = 512;  // rows of a panel at once
