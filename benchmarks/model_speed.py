@@ -21,7 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from atlas_memory.config import AtlasConfig
-from atlas_memory.memory import compile_chunks
 from atlas_memory.model import AtlasForCausalLM
 from atlas_memory.processor import flush_tiny_numbers, processor_name
 from atlas_memory.training.prepare import equal_width, parameters_of
@@ -81,10 +80,9 @@ def decoding(model: AtlasForCausalLM) -> Callable[[], None]:
 
 
 def compiled(work: Work) -> Work:
-    """The same with blocks and chunks compiled, which is in place: the last thing to measure."""
+    """The same with blocks compiled, which is in place: the last thing to measure."""
 
     def prepared(model: AtlasForCausalLM) -> Callable[[], None]:
-        compile_chunks()
         model.compile()
         return work(model)
 

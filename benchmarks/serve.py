@@ -4,13 +4,14 @@
     python benchmarks/serve.py RUN --seconds 60           a shorter look
     python benchmarks/serve.py RUN --json FILE            also writes the figures
 
-RUN is a folder of `atlas train`. It is served on loopback by a process of its own, with one thread
-unless --threads says otherwise. First every question is put to transformers' `generate` alone; then
-the clients, OpenAI's own, ask them all at once, some of a memory or of a fork of it that they make
-and delete, some behind a long beginning that they share, some with scores, half of them as streams
-of which some are left in the middle, and compare. Where an answer differs, the two tokens are
-looked up in the logits: a difference that is no near tie is a wrong answer. Throughput is tokens
-per second of the server's processor time and of the clock, first with 1 client and then with 16.
+RUN is a folder of `atlas train`. It is served on loopback by a process of its own, with as many
+threads as it takes itself unless --threads says otherwise. First every question is put to
+transformers' `generate` alone; then the clients, OpenAI's own, ask them all at once, some of a
+memory or of a fork of it that they make and delete, some behind a long beginning that they share,
+some with scores, half of them as streams of which some are left in the middle, and compare. Where
+an answer differs, the two tokens are looked up in the logits: a difference that is no near tie is a
+wrong answer. Throughput is tokens per second of the server's processor time and of the clock, first
+with 1 client and then with 16.
 """
 
 import argparse
@@ -32,6 +33,7 @@ import torch
 from openai import AsyncOpenAI
 
 import atlas_memory as am
+from atlas_memory.processor import leave_a_core
 from atlas_memory.reading.loading import Loaded, load_run
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
@@ -70,7 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--questions", type=int, default=48)
     parser.add_argument("--precision")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -104,11 +106,13 @@ def ask_alone(loaded: Loaded, count: int) -> list[Question]:
 class Server:
     """`atlas serve` as a process of its own."""
 
-    def __init__(self, run: Path, precision: str | None, threads: int, *options: str) -> None:
+    def __init__(
+        self, run: Path, precision: str | None, threads: int | None, *options: str
+    ) -> None:
         command = [sys.executable, "-m", "atlas_memory.cli", "serve", str(run), "--port", "0"]
         command += options
         command += ["--precision", precision] if precision else []
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -185,20 +189,20 @@ async def fork(site: Site) -> str:
 
 
 async def client(
-    site: Site, seed: int, questions: list[Question], end: float, tally: Tally
+    site: Site, seed: int, questions: list[Question], end: float, tally: Tally, plain: bool
 ) -> None:
     draw = random.Random(seed)
     while time.perf_counter() < end:
         question, memory = draw.choice(questions), site.memory
         try:
-            if draw.random() < 0.05:
+            if not plain and draw.random() < 0.05:
                 await leave(site, question)
                 tally.left += 1
                 continue
-            if question.remembers and draw.random() < 0.1:
+            if question.remembers and not plain and draw.random() < 0.1:
                 memory = await fork(site)
                 tally.forks += 1
-            stream, scored = draw.random() < 0.5, draw.random() < 0.2
+            stream, scored = draw.random() < 0.5, not plain and draw.random() < 0.2
             text, tokens = await ask(site, question, stream, scored, memory)
             if memory != site.memory:
                 await site.api.delete(f"/memories/{memory}", cast_to=dict)
@@ -211,9 +215,13 @@ async def client(
             tally.different.append((question, text))
 
 
-async def load(site: Site, clients: int, seconds: float, questions: list[Question]) -> Tally:
+async def load(
+    site: Site, clients: int, seconds: float, questions: list[Question], plain: bool = False
+) -> Tally:
+    """plain: nobody hangs up, wants scores or forks a memory."""
     tally, end = Tally(), time.perf_counter() + seconds
-    await asyncio.gather(*(client(site, i, questions, end, tally) for i in range(clients)))
+    asking = (client(site, i, questions, end, tally, plain) for i in range(clients))
+    await asyncio.gather(*asking)
     return tally
 
 
@@ -229,7 +237,7 @@ async def throughput(
 ) -> dict[str, float]:
     """Long answers to short prompts: what a decode step costs."""
     begin, processor = time.perf_counter(), server.processor_seconds()
-    tally = await load(site, clients, 20, questions)
+    tally = await load(site, clients, 20, questions, plain=True)
     clock, spent = time.perf_counter() - begin, server.processor_seconds() - processor
     assert not tally.errors
     return {"per_second": tally.tokens / clock, "per_processor_second": tally.tokens / spent}
@@ -300,7 +308,7 @@ def report(given: argparse.Namespace, loaded: Loaded, measured: Any, stop: float
 
 def main() -> None:
     given = arguments()
-    torch.set_num_threads(given.threads)
+    leave_a_core(given.threads)
     loaded = load_run(given.run, given.precision)
     questions = ask_alone(loaded, given.questions)
     print(f"{len(questions)} questions answered alone", file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,10 +46,12 @@ def next_tokens(logits: Tensor, rows: Sequence[Row]) -> list[tuple[int, Score | 
     """What every row writes next, from logits [rows, v], and its score where one is wanted."""
     tokens = choose(logits, [row.sampler for row in rows])
     scored: list[Score | None] = [None] * len(rows)
-    for i, row in enumerate(rows):
-        if row.job.top is not None:
-            chosen = torch.tensor([tokens[i]], device=logits.device)
-            (scored[i],) = scores(logits[i : i + 1], chosen, row.job.top)
+    wanted = {i: row.job.top for i, row in enumerate(rows) if row.job.top is not None}
+    if wanted:
+        chosen = torch.tensor([tokens[i] for i in wanted], device=logits.device)
+        found = scores(logits[list(wanted)], chosen, max(wanted.values()))
+        for (i, top), score in zip(wanted.items(), found, strict=True):
+            scored[i] = replace(score, top=score.top[:top])
     return list(zip(tokens, scored, strict=True))
 
 

@@ -104,6 +104,7 @@ def _trainer(
 
     from atlas_memory.data.windows import collate
     from atlas_memory.memory import compile_chunks
+    from atlas_memory.memory.native import library
     from atlas_memory.model import AtlasForCausalLM
     from atlas_memory.training.retrofit_trainer import RetrofitTrainer
     from atlas_memory.training.trainer import AtlasTrainer, Stream, Surroundings
@@ -131,8 +132,8 @@ def _trainer(
         callbacks=[metrics, Progress(metrics, say), stop],
     )
     trainer.remove_callback(PrinterCallback)
-    if prepared.recipe.train.compile:
-        compile_chunks()
+    if train.compile and (arguments.device.type != "cpu" or library.why_not()):
+        compile_chunks()  # kernels do more than that
     return trainer, stop
 
 
