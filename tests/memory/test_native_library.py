@@ -28,7 +28,7 @@ print(bool(y.isfinite().all()))
 
 def told(code: str, **environment: str) -> str:
     """What a process of its own prints."""
-    given = {**os.environ, **environment}
+    given = {**os.environ, library.SWITCH: "1", **environment}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=given, check=True
     )
