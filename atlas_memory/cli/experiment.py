@@ -149,9 +149,10 @@ def _threads(count: int | None) -> None:
 
     import torch
 
-    from atlas_memory.processor import flush_tiny_numbers
+    from atlas_memory.processor import flush_tiny_numbers, keep_freed_memory
 
     flush_tiny_numbers()
+    keep_freed_memory()
     if count is not None and count < 1:
         raise ValueError(f"--threads {count}: there must be at least one")
     if count is not None or "OMP_NUM_THREADS" not in os.environ:

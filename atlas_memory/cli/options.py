@@ -39,9 +39,10 @@ def assigned(changes: list[str] | None) -> dict[str, Any]:
 
 def load(run: Path, precision: str | None, tokenizer: str | None, device: str) -> Loaded:
     """What reads and writes text, in a process of its own."""
-    from atlas_memory.processor import flush_tiny_numbers
+    from atlas_memory.processor import flush_tiny_numbers, keep_freed_memory
     from atlas_memory.reading.loading import load_run, require_run
 
     require_run(run, precision, tokenizer, device)  # a mistake is told before torch is imported
     flush_tiny_numbers()
+    keep_freed_memory()
     return load_run(run, precision, tokenizer, device)

@@ -94,10 +94,9 @@ def run(
     require_run(run_folder, precision, tokenizer, device)
     for path in memory or []:
         require_memory_file(path)
-    from atlas_memory.processor import keep_freed_memory, leave_a_core
+    from atlas_memory.processor import leave_a_core
     from atlas_memory.serving.engine import Capacity
 
-    keep_freed_memory()
     leave_a_core(threads)
     capacity = Capacity(rows, block, waiting, prefix_bytes)
     loaded = load(run_folder, precision, tokenizer, device)

@@ -124,11 +124,12 @@ def _train(recipe: Recipe, folder: RunFolder, as_json: bool, resume: bool) -> No
 
 def _results(recipe: Recipe, folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     """Figures of the model and of the one it is compared with; None if the run was stopped."""
-    from atlas_memory.processor import flush_tiny_numbers
+    from atlas_memory.processor import flush_tiny_numbers, keep_freed_memory
     from atlas_memory.training.prepare import comparison, prepare
     from atlas_memory.training.run import run as train
 
     flush_tiny_numbers()
+    keep_freed_memory()
     prepared = prepare(recipe, say)
     other = comparison(recipe) if recipe.compare else None
     also = prepare(other, say) if other else None
