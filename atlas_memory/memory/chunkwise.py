@@ -32,7 +32,7 @@ from atlas_memory.memory.graphs import (
 )
 from atlas_memory.memory.learner import error
 from atlas_memory.memory.linear import block_size, hoist_linear, linear_body
-from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native import texts as native
 from atlas_memory.memory.native.library import served
 from atlas_memory.memory.omega import (
     Coefficients,

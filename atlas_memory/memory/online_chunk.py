@@ -29,7 +29,7 @@ from atlas_memory.memory.learner import (
     to_state,
 )
 from atlas_memory.memory.linear import hoist_exact
-from atlas_memory.memory.native import functions as native
+from atlas_memory.memory.native import texts as native
 from atlas_memory.memory.native.library import served
 from atlas_memory.memory.omega import by_block, decays
 from atlas_memory.memory.optimizers import FEW, Alike, Apart, Muon, Steps

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import atlas_memory as am
 from atlas_memory.memory import chunkwise, linear, optimizers, products
-from atlas_memory.memory.native import functions, library
+from atlas_memory.memory.native import functions, library, texts
 from atlas_memory.memory.precision import Rounding
 from tests.memory.cases import Problem, Sizes, describe, draw, package
 
@@ -71,9 +71,10 @@ def off(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     call: Callable[..., None] = functions.call
-    monkeypatch.setattr(
-        functions, "call", lambda name, *given: (names.append(name), call(name, *given))
-    )
+    for room in (functions, texts):
+        monkeypatch.setattr(
+            room, "call", lambda name, *given: (names.append(name), call(name, *given))
+        )
     return names
 
 
